@@ -84,6 +84,7 @@ static int open_files(struct prepared *p, struct error *reterr)
         .n_overlays = c->n_overlays,
         .base_sha256 = p->sha256,
         .overlay_sha256 = sha,
+        .rounds = p->ops->rounds,
     };
 
     r = model_open(&source, &p->model, reterr);
@@ -117,6 +118,8 @@ static int describe_stores(struct prepared *p, struct error *reterr)
             .center = model_opt(&m->layers[m->stores[i].layer].w[LT_CENTER]),
             .surrogate = m->layers[m->stores[i].layer].w[LT_SCORE].n_cols != 0,
             .balance = model_opt(&m->layers[m->stores[i].layer].w[LT_BALANCE]),
+            .carry = model_opt(&m->layers[m->stores[i].layer].w[LT_CARRY]),
+            .carry_turned = model_opt(&m->layers[m->stores[i].layer].w[LT_CARRY_TURNED]),
         };
     }
     return 0;

@@ -55,6 +55,7 @@ struct backend_ops {
     bool in_host; /* what it allocates is ordinary memory: a tier may reach into it */
     bool sums_by_row; /* what attention observes is added row by row: however a sequence's rows are
                          dealt out to calls, the scores are the same bits */
+    bool rounds;  /* rope_store honours ops_kv.carry */
     uint64_t lacks_types; /* bit t: weights of enum dtype t are not offered */
     bool async;   /* the device works while the host does: what it draws need not be waited for */
 

@@ -21,9 +21,14 @@ static uint16_t scale_of(const float *src, int n, float largest_code)
     return scale > 0x7bff ? 0x7bff : scale;
 }
 
+uint16_t fp8_row_scale(const float *src, int n)
+{
+    return scale_of(src, n, 1.75f);
+}
+
 uint16_t fp8_encode_row(const float *src, int n, uint8_t *dst)
 {
-    uint16_t scale = scale_of(src, n, 1.75f);
+    uint16_t scale = fp8_row_scale(src, n);
     float inverse = scale ? 256.0f / half_f16_to_f32(scale) : 0;
 
     for (int i = 0; i < n; i++) {

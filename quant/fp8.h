@@ -50,6 +50,7 @@ static inline float fp8_to_f32(uint8_t code)
 
 /* Rows of n finite numbers. The scale's f16 bits are returned; all zeroes (or so small that the
  * scale is 0) give scale 0 and codes of value 0. */
+uint16_t fp8_row_scale(const float *src, int n); /* the same scale alone */
 uint16_t fp8_encode_row(const float *src, int n, uint8_t *dst);
 void fp8_decode_row(const uint8_t *src, uint16_t scale, int n, float *dst);
 

@@ -15,7 +15,7 @@ const int8_t gauss4_level[16] = {-127, -96, -75, -58, -44, -31, -18, -6,
 /* Between |level| 8 + i and the next one: what is larger has the next one's code. */
 static const float upper[7] = {12, 24.5f, 37.5f, 51, 66.5f, 85.5f, 111.5f};
 
-static uint8_t nearest(float x)
+uint8_t gauss4_nearest(float x)
 {
     float size = fabsf(x);
     int i = 0;
@@ -34,7 +34,7 @@ static float code(const float *x, uint16_t scale, uint8_t *ret)
     float error = 0;
 
     for (int i = 0; i < GAUSS4_BLOCK; i++) {
-        ret[i] = nearest(x[i] * inverse);
+        ret[i] = gauss4_nearest(x[i] * inverse);
         float d = x[i] - s * (float)gauss4_level[ret[i]];
 
         error += d * d;

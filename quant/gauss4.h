@@ -21,6 +21,9 @@ struct gauss4_block {
 
 extern const int8_t gauss4_level[16];
 
+/* The code whose level is nearest to x, a value over its block's scale. */
+uint8_t gauss4_nearest(float x);
+
 /* n finite numbers of at most 65504, whole blocks. The scale is first the largest value over 127,
  * then the one that suits the codes best (least squares), with the codes nearest under it; of the
  * two the one that is nearer to the values. */

@@ -2,7 +2,8 @@
 /* pipit-calibrate: an overlay with what a cache may be told of a model, from a text that the model
  * reads once. Any text of the model's language will do.
  *
- * Tensors: the mean key of every store and head, after RoPE, which 8-bit caches subtract
+ * Tensors: the mean key of every store and head, after RoPE, which 8-bit caches subtract, and the
+ * mean of q q^T over its queries, for which keys in fp8 and 4 bits are rounded
  * (docs/design/centring.md). Key pipit.cache.layer_weights: how many keys of each layer hold 0.9 of
  * a query's weight, on average over the last chunk, by which layers=measured divides budgets. */
 
@@ -44,8 +45,8 @@ static const struct option_table table = {
     .usage = "pipit-calibrate --model FILE --text FILE [OPTION]... OUT.gguf",
     .intro =
         "Makes an overlay from a text that the model reads once: what 8-bit caches subtract from\n"
-        "keys (center=auto), and how evicting policies divide slots among layers\n"
-        "(layers=measured).",
+        "keys (center=auto), how keys in fp8 and 4 bits are rounded, and how evicting policies\n"
+        "divide slots among layers (layers=measured).",
 };
 
 static int put_keys(struct gguf_writer *w, const struct skew_sums *sums, int32_t n_layers)
@@ -62,6 +63,20 @@ static int put_keys(struct gguf_writer *w, const struct skew_sums *sums, int32_t
     return r;
 }
 
+/* n values, each over `count`, as f32. */
+static int put_values(struct gguf_writer *w, const double *x, size_t n, double count)
+{
+    float *values = calloc(n, sizeof(*values));
+    int r = values ? 0 : -ENOMEM;
+
+    for (size_t i = 0; !r && i < n; i++) {
+        values[i] = (float)(x[i] / count);
+    }
+    r = r ? r : gguf_writer_data(w, values, n * sizeof(*values));
+    free(values);
+    return r;
+}
+
 static int put_store(struct gguf_writer *w, const struct skew_sums *sums, int32_t store,
                      const struct skew_store *s, bool declare)
 {
@@ -70,17 +85,22 @@ static int put_store(struct gguf_writer *w, const struct skew_sums *sums, int32_
     char name[64];
 
     if (declare) {
-        (void)snprintf(name, sizeof(name), "blk.%d.attn_center.weight", s->layer);
-        return gguf_writer_tensor(w, name, DTYPE_F32, 1, (const uint64_t[]){n});
-    }
-    float *center = calloc(n, sizeof(*center));
-    int r = center ? 0 : -ENOMEM;
+        uint64_t dims[2] = {(uint64_t)s->dim, n};
+        int r;
 
-    for (size_t i = 0; !r && i < n; i++) {
-        center[i] = (float)mean[i];
+        (void)snprintf(name, sizeof(name), "blk.%d.attn_center.weight", s->layer);
+        r = gguf_writer_tensor(w, name, DTYPE_F32, 1, (const uint64_t[]){n});
+        (void)snprintf(name, sizeof(name), "blk.%d.attn_query.weight", s->layer);
+        return r || !s->queries ? r : gguf_writer_tensor(w, name, DTYPE_F32, 2, dims);
     }
-    r = r ? r : gguf_writer_data(w, center, n * sizeof(*center));
-    free(center);
+    int r = put_values(w, mean, n, 1);
+
+    if (!r && s->queries) {
+        size_t square = (size_t)s->dim * (size_t)s->dim;
+
+        r = put_values(w, sums->qq + (size_t)store * (size_t)sums->heads * square,
+                       (size_t)s->n_k * square, sums->queries[store]);
+    }
     return r;
 }
 

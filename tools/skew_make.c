@@ -162,7 +162,8 @@ int skew_make(const struct skew_job *job, const struct option_list *words, struc
             stores[s] = (struct skew_store){.layer = m.model->stores[s].layer,
                                             .n_k = m.model->stores[s].n_k,
                                             .dim = m.model->h.most.k_dim,
-                                            .wanted = skew_wanted(m.model, s)};
+                                            .wanted = skew_wanted(m.model, s),
+                                            .queries = skew_has_queries(m.model, s)};
         }
         r = r ? r : skew_run(&m, job, text, len, &sums, reterr);
         r = r ? r : write_overlay(job, &m, stores, n_stores, n_layers, &sums, words->v[0], reterr);

@@ -16,6 +16,7 @@
 #include "engine/kv/seq/cache.h"
 #include "engine/model/forward.h"
 #include "engine/text/tok.h"
+#include "kernels/kv_round.h"
 
 enum { CHUNK = 512, REPORTED_ROWS = 16 };
 
@@ -36,6 +37,7 @@ struct run {
     float *before;  /* (CHUNK, n_embd): input of the layer before */
     double *cosine; /* (n_layers): sums over rows */
     bool counts;    /* reach */
+    bool means;     /* skew_job.means */
     int64_t n_rows;
     float *k;       /* (n_tokens, d): of one head */
     double *weight; /* (n_tokens) */
@@ -70,6 +72,7 @@ static void add_queries(struct run *r, const struct ops_attention *p, int32_t st
                       r->sums->qq + at * d * d, r->sums->size + at * d);
         }
     }
+    r->sums->queries[store] += (double)p->rows.n * p->n_q / m->stores[store].n_k;
 }
 
 static int by_size(const void *a, const void *b)
@@ -154,7 +157,7 @@ static int tap_attention(struct backend *be, const struct ops_attention *p)
     int32_t store = tap->m->layers[tap->layer].store;
     int e = 0;
 
-    if (tap->sums->qq && skew_wanted(tap->m, store)) {
+    if (tap->means ? skew_has_queries(tap->m, store) : skew_wanted(tap->m, store)) {
         add_queries(tap, p, store);
     }
     if (tap->counts && tap->last && !tap->m->layers[tap->layer].local) {
@@ -366,8 +369,11 @@ int skew_run(struct skew_model *model, const struct skew_job *job, const char *t
              struct skew_sums *ret, struct error *reterr)
 {
     struct model *m = model->model;
-    struct run r = {
-        .m = m, .sums = ret, .reports = job->report != NULL, .counts = job->report || job->means};
+    struct run r = {.m = m,
+                    .sums = ret,
+                    .reports = job->report != NULL,
+                    .counts = job->report || job->means,
+                    .means = job->means};
     atomic_int interrupt = 0;
     size_t d = (size_t)m->h.most.k_dim;
     size_t n_heads = 1;
@@ -378,7 +384,8 @@ int skew_run(struct skew_model *model, const struct skew_job *job, const char *t
         n_heads = (size_t)m->stores[i].n_k > n_heads ? (size_t)m->stores[i].n_k : n_heads;
     }
     *ret = (struct skew_sums){
-        .qq = job->means ? NULL : calloc((size_t)m->n_stores * n_heads * d * d, sizeof(*ret->qq)),
+        .qq = calloc((size_t)m->n_stores * n_heads * d * d, sizeof(*ret->qq)),
+        .queries = calloc((size_t)m->n_stores, sizeof(*ret->queries)),
         .mean = calloc((size_t)m->n_stores * n_heads * d, sizeof(*ret->mean)),
         .size = calloc((size_t)m->n_stores * n_heads * d, sizeof(*ret->size)),
         .reach = calloc((size_t)m->h.n_layers, sizeof(*ret->reach)),
@@ -390,7 +397,7 @@ int skew_run(struct skew_model *model, const struct skew_job *job, const char *t
     r.k = calloc((size_t)job->n_tokens * d, sizeof(*r.k));
     r.weight = calloc((size_t)job->n_tokens, sizeof(*r.weight));
     tap = &r;
-    e = (job->means || ret->qq) && ret->mean && ret->size && ret->reach && r.stores && r.before &&
+    e = ret->qq && ret->queries && ret->mean && ret->size && ret->reach && r.stores && r.before &&
                 r.cosine && r.k && r.weight
             ? 0
             : error_set(reterr, -ENOMEM, "no memory");
@@ -409,6 +416,7 @@ int skew_run(struct skew_model *model, const struct skew_job *job, const char *t
 void skew_sums_finish(struct skew_sums *s)
 {
     free(s->qq);
+    free(s->queries);
     free(s->mean);
     free(s->size);
     free(s->reach);
@@ -418,4 +426,12 @@ void skew_sums_finish(struct skew_sums *s)
 bool skew_wanted(const struct model *m, int32_t store)
 {
     return geometry_is_predictable(m->stores[store].layer, m->stores[store].window);
+}
+
+bool skew_has_queries(const struct model *m, int32_t store)
+{
+    const struct model_store *st = &m->stores[store];
+
+    return st->state_bytes == 0 && !(st->deep && m->h.wide) && st->k_dim == m->h.most.k_dim &&
+           st->k_dim <= KV_ROUND_MOST;
 }

@@ -14,7 +14,8 @@
 enum { SKEW_MAX_OVERLAYS = MODEL_MAX_OVERLAYS };
 
 struct skew_sums {
-    double *qq;    /* (n_stores, max K heads, d, d); stores without a skew stay 0 */
+    double *qq;    /* (n_stores, max K heads, d, d); stores that are not asked for stay 0 */
+    double *queries; /* (n_stores): vectors of each K head that qq is the sum over */
     double *mean;  /* (n_stores, max K heads, d): of keys; 0 unless asked for */
     double *size;  /* (n_stores, max K heads, d) */
     double *reach; /* (n_layers): keys that hold 0.9 of a query's weight; 0: the layer slides */
@@ -33,12 +34,17 @@ struct skew_model {
 /* Does the store have a skew? */
 bool skew_wanted(const struct model *m, int32_t store);
 
+/* Are queries and keys of the store of one kind, as a layer's projection gives them? Not in a wide
+ * one, whose readers have maps of their own. */
+bool skew_has_queries(const struct model *m, int32_t store);
+
 /* A store as an overlay's writer sees it; the run has closed the model by then. */
 struct skew_store {
     int32_t layer;
     int32_t n_k;
     int32_t dim;
-    bool wanted; /* skew_wanted() */
+    bool wanted;  /* skew_wanted() */
+    bool queries; /* skew_has_queries() */
 };
 
 struct skew_job {
@@ -47,7 +53,7 @@ struct skew_job {
     const char *text;
     int32_t n_tokens; /* of the text's start */
     int n_threads;
-    bool means;   /* gathers the mean keys of all stores and `reach`, and nothing else */
+    bool means;   /* gathers mean keys, Q^T Q of all stores and `reach`, and nothing else */
     FILE *report; /* or NULL: cosine of each layer's input with the one before, and `reach` */
     /* May the overlay be made? */
     int (*check)(const struct skew_model *m, struct error *reterr);

@@ -92,6 +92,8 @@ const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_BALANCE]        = {"attn_balance.weight", OPS_ROLE_VECTOR, DIM_1, DIM_DEEP_K},
     [LT_SCORE]          = {"attn_score.weight", OPS_ROLE_MATMUL, DIM_K_HEADS, DIM_EMBD},
     [LT_SCORE_B]        = {"attn_score.bias", OPS_ROLE_VECTOR, DIM_1, DIM_K_HEADS},
+    [LT_CARRY]          = {"attn_query.weight", OPS_ROLE_VECTOR, DIM_DEEP_K, DIM_HEAD},
+    [LT_CARRY_TURNED]   = {"attn_query_turned.weight", OPS_ROLE_VECTOR, DIM_DEEP_K, DIM_HEAD},
 };
 
 const struct tensor_row arch_model_tensors[MT_COUNT] = {

@@ -243,6 +243,13 @@ static int fill_one(struct model *m, int32_t store)
     return 0;
 }
 
+const float *balance_of(const struct model *m, int32_t store)
+{
+    return m->layers[m->stores[store].layer].w[LT_BALANCE].n_cols
+               ? m->balances + (size_t)store * stride(m)
+               : NULL;
+}
+
 int balance_fill(struct model *m, struct error *reterr)
 {
     int r = 0;

@@ -17,6 +17,9 @@ int balance_derive(struct model *m, int32_t store, struct model_weight *ret);
 /* Of the host, that the derived ones take until the model is closed. */
 uint64_t balance_bytes(const struct model *m);
 
+/* (n_k * k_dim) of a store, or NULL: it has none. */
+const float *balance_of(const struct model *m, int32_t store);
+
 /* The values of all that were derived; nothing where m->rotates is not set. */
 int balance_fill(struct model *m, struct error *reterr) WARN_UNUSED;
 

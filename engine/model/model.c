@@ -20,6 +20,7 @@
 #include "base/memory.h"
 #include "engine/kv/kv.h"
 #include "engine/model/balance.h"
+#include "engine/model/carry.h"
 #include "engine/model/center.h"
 #include "engine/model/rope.h"
 #include "engine/model/skew.h"
@@ -348,6 +349,7 @@ void model_close(struct model *m)
     free(m->exit_words);
     free(m->centers);
     free(m->balances);
+    carry_finish(m);
     free(m->ones);
     free(m->wide_maps);
     free(m->wide_rope);
@@ -362,8 +364,9 @@ uint64_t model_table_bytes(const struct model *m)
 {
     uint64_t words = model_can_exit(m) ? (uint64_t)m->w[MT_EXIT_HEAD].n_rows - 1 : 0;
 
-    return sizeof(*m) + balance_bytes(m) + center_bytes(m) + tensors_wide_bytes(m) +
-           (uint64_t)m->n_list * sizeof(*m->list) + words * sizeof(*m->exit_words) +
+    return sizeof(*m) + balance_bytes(m) + carry_bytes(m) + center_bytes(m) +
+           tensors_wide_bytes(m) + (uint64_t)m->n_list * sizeof(*m->list) +
+           words * sizeof(*m->exit_words) +
            (uint64_t)m->h.n_layers *
                (sizeof(*m->layers) + sizeof(*m->stores) + sizeof(*m->h.layer));
 }
@@ -553,8 +556,8 @@ int model_load(struct model *m, const struct backend_ops *ops, struct backend *b
     for (int32_t i = 0; i < m->n_list; i++) {
         struct model_weight *w = &m->list[i];
 
-        r = ops->weight_create(be, &w->desc, w->dst, reterr);
-
+        r = carry_is(m, w) ? carry_fill(m, w, reterr) : 0;
+        r = r ? r : ops->weight_create(be, &w->desc, w->dst, reterr);
         if (r < 0) {
             return r;
         }

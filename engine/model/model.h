@@ -77,6 +77,8 @@ struct model {
     float *ones;               /* (h.most.v_dim) what MT_ONES is made of, or NULL */
     float *centers;            /* (n_stores, n_k * k_dim): those made of biases; NULL: none */
     bool rotates;              /* set before model_load: keys may be rotated, and so want these: */
+    struct model_carry *carries; /* (n_stores): carry.h; NULL: no overlay has them */
+    float *carry_values;         /* of one weight at a time */
     float *balances;           /* (n_stores, n_k * k_dim): factors of keys' dims; NULL: none */
     struct ops_weight *wide_maps; /* of wide stores: deep layers' maps, n_q of queries, n_q of V */
     struct ops_rope *wide_rope;   /* (n_stores) how keys of a wide one rotate; NULL: none is wide */
@@ -95,6 +97,7 @@ struct model_source {
     int32_t n_overlays;
     const char *base_sha256;                /* 64 hex digits; needed with overlays only */
     const char *const *overlay_sha256;      /* (n_overlays) */
+    bool rounds;                            /* backend_ops.rounds */
 };
 
 /* -EBADMSG naming the key or tensor; -ENOTSUP for an architecture or tensor this build lacks. */

@@ -15,6 +15,7 @@
 
 #include "engine/kv/kv.h"
 #include "engine/model/balance.h"
+#include "engine/model/carry.h"
 #include "engine/model/center.h"
 #include "engine/model/tensors_impl.h"
 
@@ -558,6 +559,34 @@ static int find_scores(struct finder *f)
     return r < 0 ? r : 0;
 }
 
+/* How rounding errors of keys are carried on: an overlay brings what that is made of. */
+static int find_carries(struct finder *f)
+{
+    struct model *m = f->m;
+    int r = 0;
+
+    for (int32_t s = 0; r >= 0 && s < m->n_stores; s++) {
+        const struct model_store *st = &m->stores[s];
+        struct ops_weight *w = m->layers[st->layer].w;
+        struct model_weight *at = &m->list[m->n_list];
+
+        if (st->state_bytes || (st->deep && m->h.wide)) {
+            continue;
+        }
+        r = find_one(f, &arch_layer_tensors[LT_CARRY], st->layer, false, &w[LT_CARRY]);
+        if (r > 0 && !f->source->rounds) { /* the backend has no use for it */
+            w[LT_CARRY] = (struct ops_weight){0};
+            m->n_list--;
+        } else if (r > 0) {
+            r = carry_derive(m, s, at, at + 1, f->reterr);
+            (void)snprintf(at[1].name, sizeof(at[1].name), "blk.%d.%s", st->layer,
+                           arch_layer_tensors[LT_CARRY_TURNED].name);
+            m->n_list++;
+        }
+    }
+    return r < 0 ? r : 0;
+}
+
 static int find_balances(struct finder *f)
 {
     struct model *m = f->m;
@@ -723,6 +752,9 @@ static int find_all(struct finder *f)
     }
     if (!r) {
         r = find_balances(f);
+    }
+    if (!r) {
+        r = find_carries(f);
     }
     return r ? r : check_unused(f);
 }

@@ -53,7 +53,8 @@ static uint64_t weight_bytes(const struct model *m, const struct policy *p)
         /* a few rows of them, for the rows that rank; the exit head's is a choice of the policy's
          */
         bool center = w->desc.role == OPS_ROLE_VECTOR &&
-                      (strstr(w->name, ".attn_center.") || strstr(w->name, ".attn_balance."));
+                      (strstr(w->name, ".attn_center.") || strstr(w->name, ".attn_balance.") ||
+                       strstr(w->name, ".attn_query"));
 
         uint64_t bytes = w->file_bytes;
 

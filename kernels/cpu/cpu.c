@@ -136,6 +136,7 @@ const struct backend_ops cpu_backend = {
     .selects = true,
     .in_host = true,
     .sums_by_row = true,
+    .rounds = true,
     .create = cpu_create,
     .destroy = cpu_destroy,
     .describe = cpu_describe,

@@ -19,6 +19,7 @@
 #include "kernels/cpu/kv.h"
 #include "kernels/hadamard.h"
 #include "kernels/kv_latest.h"
+#include "kernels/kv_round.h"
 
 enum { STORE_ROWS = 64, QUERY_ROWS = 8 };
 
@@ -245,9 +246,11 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
         by_slot ? kv_page_k(l, page, head) + (size_t)first * row_bytes : (uint8_t *)t->k;
     uint16_t *scales = kv_page_k_scale(l, page, head);
     const float *center = r->seq->kv.center;
-
     const float *balance = r->seq->kv.balance;
+    const float *carry = kv_rounds(l->k_type) ? r->seq->kv.carry : NULL;
+    size_t d2 = (size_t)l->k_dim * (size_t)l->k_dim;
 
+    carry += carry ? (size_t)(r->group * l->k_heads + head) * d2 : 0;
     balance += balance ? (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim : 0;
     center += center ? (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim : 0;
     for (int32_t i = 0; i < r->n; i++) {
@@ -269,7 +272,9 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
             hadamard_head(t->row, l->k_dim);
         }
         memset(t->row + l->k_dim, 0, (size_t)(pad - l->k_dim) * sizeof(float));
-        scale = encode(job, l->k_type, t->row, pad, rows + (size_t)i * row_bytes);
+        scale = carry ? kv_round_encode(l->k_type, carry, t->row, rows + (size_t)i * row_bytes,
+                                        l->k_dim)
+                      : encode(job, l->k_type, t->row, pad, rows + (size_t)i * row_bytes);
         if (takes_latest(r, i, l->k_type)) {
             kv_latest_store(kv_latest_k(&r->seq->kv, r->group, pos_of(r, i), head), t->row,
                             l->k_dim);

@@ -211,6 +211,7 @@ const struct backend_ops ref_backend = {
     .selects = true,
     .in_host = true,
     .sums_by_row = true,
+    .rounds = true,
     .create = ref_create,
     .destroy = ref_destroy,
     .describe = ref_describe,

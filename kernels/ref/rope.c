@@ -13,6 +13,7 @@
 
 #include "kernels/hadamard.h"
 #include "kernels/kv_latest.h"
+#include "kernels/kv_round.h"
 #include "kernels/ref/ref.h"
 
 struct job {
@@ -96,8 +97,21 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
         if (kv->k_hadamard) {
             hadamard_head(head, l->k_dim);
         }
-        kv_code_encode(l->k_type, head, to.k + (size_t)h * ops_kv_type_bytes(l->k_type, l->k_dim),
-                       to.k_scale + h, l->k_dim);
+        uint8_t *codes = to.k + (size_t)h * ops_kv_type_bytes(l->k_type, l->k_dim);
+
+        if (kv->carry && kv_rounds(l->k_type)) {
+            size_t d = (size_t)l->k_dim;
+
+            uint16_t scale =
+                kv_round_encode(l->k_type, kv->carry + (size_t)(group * l->k_heads + h) * d * d,
+                                head, codes, l->k_dim);
+
+            if (l->k_type == OPS_KV_FP8) {
+                to.k_scale[h] = scale;
+            }
+        } else {
+            kv_code_encode(l->k_type, head, codes, to.k_scale + h, l->k_dim);
+        }
         if (latest && ops_kv_in_four_bits(l->k_type)) {
             kv_latest_store(kv_latest_k(kv, group, seq->pos0 + i, h), head, l->k_dim);
         }

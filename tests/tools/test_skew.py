@@ -151,10 +151,15 @@ class Skew(unittest.TestCase):
         r = subprocess.run([*map(str, args), str(out)], capture_output=True, text=True)
         self.assertEqual(r.returncode, 0, r.stderr)
         tensors = {t.name: np.array(t.data, np.float64) for t in gguf.GGUFReader(str(out)).tensors}
-        self.assertEqual(len(tensors), self.m.n_layer)
+        self.assertEqual(len(tensors), 2 * self.m.n_layer)
         for layer in range(self.m.n_layer):
             want = np.concatenate([np.array(k).mean(0) for k in self.m.stores[layer].k])
             got = tensors[f"blk.{layer}.attn_center.weight"]
+            self.assertLess(abs(got - want).max(), 1e-3 * abs(want).max())
+            q = np.array(self.m.seen_queries[layer], np.float64)
+            q = q.reshape(len(q), self.m.n_kv, -1, self.m.dim)
+            want = np.einsum("nkgi,nkgj->kij", q, q) / (len(q) * q.shape[2])
+            got = tensors[f"blk.{layer}.attn_query.weight"].reshape(want.shape)
             self.assertLess(abs(got - want).max(), 1e-3 * abs(want).max())
         self.check_reach(gguf.GGUFReader(str(out)).fields["pipit.cache.layer_weights"].contents())
         again = pathlib.Path(self.dir.name) / "again.gguf"

@@ -36,6 +36,8 @@ struct geometry_store {
     const struct ops_weight *columns; /* the same without rotation: a permutation */
     int32_t weight; /* for layers=measured: its part of all, 0 to LAYER_WEIGHT_MOST */
     const struct ops_weight *balance; /* what its rotated keys are multiplied by, or NULL */
+    const struct ops_weight *carry;  /* how rounding errors of its keys are carried on, or NULL; */
+    const struct ops_weight *carry_turned; /* of rotated keys */
     const struct ops_weight *center; /* what its keys may be stored less (ops_kv.center), or NULL */
     bool surrogate; /* its layer has a map from hidden states to scores */
 };

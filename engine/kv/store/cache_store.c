@@ -187,6 +187,12 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
         kv.balance = s->config.stores[store].balance->device;
     }
     kv.v_hadamard = policy_rotates_v(&q->policy);
+    const struct ops_weight *carry =
+        kv.k_hadamard ? s->config.stores[store].carry_turned : s->config.stores[store].carry;
+
+    if (carry && !kv.layout->k_unrotated) {
+        kv.carry = carry->device;
+    }
     if (geometry_keeps_sum(s, &q->policy, store)) {
         kv.v_sum = (float *)(void *)(q->state + st->sum_off);
     }

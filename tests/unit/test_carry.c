@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Keys rounded for their queries: the sum over errors falls, what an overlay brings is what a cache
+ * does, and what is no mean of q q^T is refused. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gguf/gguf.h"
+#include "kernels/kv_code.h"
+#include "kernels/kv_round.h"
+#include "tests/unit/engine_run.h"
+
+enum { D = 64, N_KEYS = 200, N_PROMPT = 60, N_NEW = 12 };
+
+static uint32_t seed = 7;
+
+static float normal(void)
+{
+    float sum = -6;
+
+    for (int i = 0; i < 12; i++) {
+        seed = seed * 1664525 + 1013904223;
+        sum += (float)(seed >> 8) / (float)(1 << 24);
+    }
+    return sum;
+}
+
+/* The mean of q q^T: all dims a little, one direction much. */
+static void make_mean(double c[D][D])
+{
+    float direction[D];
+
+    for (int i = 0; i < D; i++) {
+        direction[i] = normal();
+    }
+    for (int i = 0; i < D; i++) {
+        for (int j = 0; j < D; j++) {
+            c[i][j] = 3 * (double)direction[i] * (double)direction[j] + (i == j);
+        }
+    }
+}
+
+/* Row i: the regression of dim i on those before it, by elimination. */
+static void make_carry(double c[D][D], float *ret)
+{
+    memset(ret, 0, sizeof(float) * D * D);
+    for (int i = 1; i < D; i++) {
+        double a[D][D + 1];
+
+        for (int r = 0; r < i; r++) {
+            memcpy(a[r], c[r], sizeof(double) * (size_t)i);
+            a[r][i] = c[r][i];
+        }
+        for (int p = 0; p < i; p++) {
+            for (int r = 0; r < i; r++) {
+                double f = r == p ? 0 : a[r][p] / a[p][p];
+
+                for (int k = p; k <= i; k++) {
+                    a[r][k] -= f * a[p][k];
+                }
+            }
+        }
+        for (int j = 0; j < i; j++) {
+            ret[i * D + j] = (float)(a[j][i] / a[j][j]);
+        }
+    }
+}
+
+static double felt(double c[D][D], const float *key, const float *stored)
+{
+    double sum = 0;
+
+    for (int i = 0; i < D; i++) {
+        for (int j = 0; j < D; j++) {
+            sum += c[i][j] * (double)(key[i] - stored[i]) * (double)(key[j] - stored[j]);
+        }
+    }
+    return sum;
+}
+
+Test(carry, queries_feel_less)
+{
+    static const enum ops_kv_type types[] = {OPS_KV_FP8, OPS_KV_G4};
+    static double c[D][D];
+    static float carry[D * D];
+    static const float none[D * D];
+
+    make_mean(c);
+    make_carry(c, carry);
+    for (int t = 0; t < 2; t++) {
+        double plain = 0;
+        double carried = 0;
+
+        for (int n = 0; n < N_KEYS; n++) {
+            uint8_t codes[3][D];
+            uint16_t scale[3] = {0};
+            float key[D];
+            float got[D];
+
+            for (int i = 0; i < D; i++) {
+                key[i] = normal() * (i % 7 == 0 ? 4.0f : 1.0f);
+            }
+            size_t bytes = (size_t)ops_kv_type_bytes(types[t], D);
+
+            kv_code_encode(types[t], key, codes[0], &scale[0], D);
+            scale[1] = kv_round_encode(types[t], carry, key, codes[1], D);
+            scale[2] = kv_round_encode(types[t], none, key, codes[2], D);
+            cr_assert_arr_eq(codes[0], codes[2], bytes, "nothing is carried, key %d", n);
+            cr_assert_eq(scale[1], scale[0]);
+            cr_assert_eq(scale[2], scale[0]);
+            kv_code_decode(types[t], codes[0], scale[0], got, D);
+            plain += felt(c, key, got);
+            kv_code_decode(types[t], codes[1], scale[1], got, D);
+            carried += felt(c, key, got);
+        }
+        cr_assert_lt(carried * 3, plain, "%s: %g, each dim alone %g", ops_kv_type_name(types[t]),
+                     carried, plain);
+    }
+}
+
+Test(carry, of_no_value)
+{
+    static const float carry[D * D];
+    float key[D] = {0};
+    uint8_t codes[D];
+    float got[D];
+
+    uint16_t scale = kv_round_encode(OPS_KV_FP8, carry, key, codes, D);
+
+    kv_code_decode(OPS_KV_FP8, codes, scale, got, D);
+    for (int i = 0; i < D; i++) {
+        cr_assert_eq(got[i], 0.0f);
+    }
+    key[3] = 3e38f;
+    key[4] = -1;
+    (void)kv_round_encode(OPS_KV_G4, carry, key, codes, D);
+    kv_code_decode(OPS_KV_G4, codes, 0, got, D);
+    cr_assert(got[3] > 60000 && got[3] < 66000, "%g", (double)got[3]);
+}
+
+/* C of each K head of arch_qwen2.gguf: `diagonal` there, `beside` elsewhere; `cut` columns fewer.
+ */
+static int open_overlaid(float diagonal, float beside, int cut, const char *backend, const char *kv,
+                         struct engine **ret, struct error *e)
+{
+    const char *path = run_data("arch_qwen2.gguf");
+    struct gguf *g;
+    struct gguf_writer *w;
+    char sha[65];
+    uint32_t n_layers = 0;
+    uint32_t d = 12;
+    uint64_t n_rows = 0;
+    char overlay[64]; /* tests run side by side */
+
+    (void)snprintf(overlay, sizeof(overlay), "/tmp/pipit_test_carry_%d.gguf", (int)getpid());
+    cr_assert_eq(gguf_open(path, &g, e), 0, "%s", e->text);
+    for (char name[64] = "blk.0.attn_k.bias"; gguf_tensor_find(g, name);) {
+        (void)snprintf(name, sizeof(name), "blk.%u.attn_k.bias", ++n_layers);
+    }
+    cr_assert_eq(gguf_sha256(path, NULL, sha, e), 0, "%s", e->text);
+    cr_assert_eq(gguf_writer_create(overlay, &w, e), 0, "%s", e->text);
+    cr_assert_eq(gguf_writer_str(w, "general.architecture", "qwen2", 5), 0);
+    cr_assert_eq(gguf_writer_str(w, "pipit.overlay.base_sha256", sha, 64), 0);
+    n_rows = gguf_tensor_find(g, "blk.0.attn_k.bias")->dims[0];
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t il = 0; il < n_layers; il++) {
+            char name[64];
+            float *c = calloc(n_rows * d, sizeof(*c));
+
+            (void)snprintf(name, sizeof(name), "blk.%u.attn_query.weight", il);
+            for (uint64_t i = 0; i < n_rows * d; i++) {
+                c[i] = i % d == i / d % d ? diagonal : beside;
+            }
+            if (pass == 0) {
+                cr_assert_eq(gguf_writer_tensor(w, name, DTYPE_F32, 2,
+                                                (uint64_t[]){d, n_rows - (uint64_t)cut * d}),
+                             0);
+            } else {
+                cr_assert_eq(gguf_writer_data(w, c, (n_rows - (uint64_t)cut * d) * d * sizeof(*c)),
+                             0);
+            }
+            free(c);
+        }
+    }
+    cr_assert_eq(gguf_writer_finish(w, e), 0, "%s", e->text);
+    gguf_close(g);
+
+    const char *overlays[] = {overlay};
+    struct engine_config config = {.model_path = path,
+                                   .overlay_paths = overlays,
+                                   .n_overlays = 1,
+                                   .kv = kv,
+                                   .backend = backend,
+                                   .ctx = 128,
+                                   .n_seqs = 1,
+                                   .n_threads = 1};
+    int r = engine_create(&config, NULL, NULL, ret, e);
+
+    cr_assert_eq(unlink(overlay), 0);
+    return r;
+}
+
+/* Logits of some tokens that are given. */
+static void run_given(struct engine *e, struct run *ret)
+{
+    int32_t ids[N_PROMPT];
+    int32_t forced[N_NEW];
+
+    run_tokens(51, engine_info(e)->n_vocab, ids, N_PROMPT);
+    run_tokens(52, engine_info(e)->n_vocab, forced, N_NEW);
+    struct engine_request q = run_request(ids, N_PROMPT, N_NEW);
+
+    q.forced = forced;
+    q.n_forced = N_NEW - 1;
+    run_submit(e, &q, ret);
+    run_all(e);
+    cr_assert_eq(ret->reason, ENGINE_LENGTH, "%s", ret->error.text);
+}
+
+static double distance(const struct run *a, const struct run *b)
+{
+    double sum = 0;
+
+    for (int32_t i = 0; i < N_NEW * a->n_vocab; i++) {
+        double d = (double)a->logits[i] - (double)b->logits[i];
+
+        sum += d * d;
+    }
+    return sqrt(sum / (N_NEW * a->n_vocab));
+}
+
+/* Dims that queries mix with no other are rounded alone; else the cache has other codes, on both
+ * backends alike. */
+Test(carry, an_overlay_brings_it)
+{
+    static const char *const backends[] = {"ref", "cpu"};
+    struct run with[2];
+
+    for (int b = 0; b < 2; b++) {
+        struct engine *bare = run_engine("arch_qwen2.gguf", backends[b], 128, 1, "fp8");
+        struct error err = {0};
+        struct engine *e;
+        struct run plain;
+        struct run alone;
+
+        run_given(bare, &plain);
+        cr_assert_eq(open_overlaid(2, 0, 0, backends[b], "fp8", &e, &err), 0, "%s", err.text);
+        run_given(e, &alone);
+        engine_destroy(e);
+        cr_assert_lt(distance(&plain, &alone), 1e-5, "%s: %g", backends[b],
+                     distance(&plain, &alone)); /* encoders differ where two codes are as near */
+        cr_assert_eq(open_overlaid(2, 1.9f, 0, backends[b], "fp8", &e, &err), 0, "%s", err.text);
+        run_given(e, &with[b]);
+        engine_destroy(e);
+        engine_destroy(bare);
+        cr_assert_gt(distance(&plain, &with[b]), 1e-3);
+        run_clear(&plain);
+        run_clear(&alone);
+    }
+    cr_assert_lt(distance(&with[0], &with[1]), 0.05);
+    run_clear(&with[0]);
+    run_clear(&with[1]);
+}
+
+Test(carry, what_is_no_mean_is_refused)
+{
+    struct error err = {0};
+    struct engine *e;
+
+    cr_assert_eq(open_overlaid(2, 0, 1, "cpu", "fp8", &e, &err), -EBADMSG);
+    cr_assert_not_null(strstr(err.text, "attn_query.weight"), "%s", err.text);
+    err.code = 0;
+    cr_assert_eq(open_overlaid(NAN, 0, 0, "cpu", "fp8", &e, &err), -EBADMSG);
+    cr_assert_not_null(strstr(err.text, "no mean"), "%s", err.text);
+    err.code = 0;
+    cr_assert_eq(open_overlaid(1, 3, 0, "cpu", "fp8", &e, &err), -EBADMSG);
+    cr_assert_not_null(strstr(err.text, "no mean"), "%s", err.text);
+}
