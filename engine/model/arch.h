@@ -92,8 +92,8 @@ enum layer_tensor {
     LT_BALANCE, /* of a store's owner: factors of its keys' dims (balance.h); in no file */
     LT_SCORE,   /* of a store's owner: a map of its normed input to scores of its keys, */
     LT_SCORE_B, /* a row a K head (kvzap); made by pipit-calibrate */
-    LT_CARRY, /* of a store's owner: how its keys' rounding errors are carried on (carry.h); in files
-               * the mean of q q^T */
+    LT_CARRY, /* of a store's owner: how its keys' rounding errors are carried on (carry.h); files
+               * have the mean of q q^T */
     LT_CARRY_TURNED, /* the same of keys that are rotated; in no file */
     LT_COUNT,
 };
