@@ -288,8 +288,8 @@ struct ops_kv {
      * before the transform, and of q divided by. NULL: 1. */
     const float *balance;
     /* Device (n_groups, k_heads, k_dim, k_dim): what a dim's rounding error is multiplied by for
-     * the dims before it (kernels/kv_round.h), for K in fp8 or 4 bits. NULL: each dim is rounded alone.
-     * Only where backend_ops.rounds; attention does not look at it. Not with k_unrotated. */
+     * the dims before it (kernels/kv_round.h), for K in fp8 or 4 bits. NULL: each dim is rounded
+     * alone. Only where backend_ops.rounds; attention does not look at it. Not with k_unrotated. */
     const float *carry;
     /* Device (n_groups, OPS_LATEST_ENTRIES, ops_kv_latest_bytes()): the sides that are in four bits
      * once more, in int8, position p in entry p % OPS_LATEST_ENTRIES (kernels/kv_latest.h). A query
