@@ -3,10 +3,10 @@
 #define PIPIT_KERNELS_KV_ROUND_H
 
 /* Keys rounded so that queries feel the error least (ops_kv.carry). Rounding each dim to its
- * nearest code makes |k - stored| least. What counts is (k - stored)^T C (k - stored), C the mean of
- * q q^T, and queries point in few directions. So dims are rounded one after another, the last first, and
- * what a dim is off by is carried into those before it, each by a coefficient of its own: what
- * Frantar et al. 2022 (GPTQ, arXiv 2210.17323) do to weights, done to a key.
+ * nearest code makes |k - stored| least. What counts is (k - stored)^T C (k - stored), C the mean
+ * of q q^T, and queries point in few directions. So dims are rounded one after another, the last
+ * first, and what a dim is off by is carried into those before it, each by a coefficient of its
+ * own: what Frantar et al. 2022 (GPTQ, arXiv 2210.17323) do to weights, done to a key.
  *
  * Stored bytes have the same form: whatever reads them is not concerned. */
 
