@@ -5,7 +5,7 @@
 /* A part of a decode row's sums: the latest tokens of a cache of four bits, which lie in 8 bits
  * elsewhere (ops_kv.latest). 32 positions in f32, beside the chunks of a row in the same launch.
  * Where slots are no positions, the block looks through all of them for the positions. Included by
- * attention_stream.cuh, behind struct stream_block. */
+ * attention_stream_part.cuh, behind struct stream_block. */
 
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/kv_four.cuh"

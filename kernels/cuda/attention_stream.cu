@@ -35,6 +35,7 @@
 
 #include <cerrno>
 
+#include "kernels/cuda/attention_join.cuh"
 #include "kernels/cuda/attention_stream.cuh"
 
 enum { LEAST = 128, AIM_BITS = 6, NOISE_THREADS = 512 };
