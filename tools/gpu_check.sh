@@ -224,6 +224,7 @@ call_1() {
     beside golden_cublas 120 "$build/tests/cuda/test_cuda_lt_model" "$backend" - "$data/stories260K.ids" \
         "$build/tests/cuda/stories_bf16.gguf" "$build/tests/cuda/stories_f16.gguf"
     beside ahead 60 "$build/tests/cuda/test_async_step" "$backend" "$data"
+    beside company 60 "$build/tests/cuda/test_company" "$backend" "$build/tests/cuda/codes.gguf"
     wait
     item start_lazy 40 start_with LAZY
     item start_eager 60 start_with EAGER

@@ -27,14 +27,14 @@ done
 out=${out:-$build/gpu.tar.xz}
 
 programs=(bench/pipit-bench bench/pipit-kbench tools/pipit-mkmodel tests/cuda/check_sample tests/cuda/test_async_step
-    tests/cuda/test_cuda_lt_model daemon/front/pipitd daemon/worker/pipit-engine client/pipit)
+    tests/cuda/test_company tests/cuda/test_cuda_lt_model daemon/front/pipitd daemon/worker/pipit-engine client/pipit)
 for c in rows norm kv_slots matmul rope_store qkv_store cut attention select predict experts recur; do
     programs+=("tests/kernels/check_$c")
 done
 for g in stories cache arch; do
     programs+=("tests/golden/test_$g")
 done
-models=(tests/cuda/stories_bf16.gguf tests/cuda/stories_f16.gguf)
+models=(tests/cuda/codes.gguf tests/cuda/stories_bf16.gguf tests/cuda/stories_f16.gguf)
 
 [ -e "$build/build.ninja" ] || meson setup "$build" --buildtype=release -Dgpu_archs="$arch" >/dev/null
 module=$with

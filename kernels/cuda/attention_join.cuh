@@ -5,13 +5,15 @@
 /* Of decode attention: chunks of slots are added up. */
 
 #include "kernels/cuda/attention_stream_part.cuh"
+#include "kernels/cuda/codes.cuh"
 
 enum { JOIN_WARPS = 4, JOIN_LOADS = 8 };
 
 /* Block a row and query head: each warp adds every fourth chunk, in order, then the warps' sums are
- * added in order. `memory`: (JOIN_WARPS, v_dim), then weights of chunks. */
+ * added in order. `memory`: (JOIN_WARPS, v_dim), then weights of chunks. With `codes` the only row's
+ * are made, too: heads are whole blocks of 32, and a warp ends with one. */
 CUDA_KERNEL void __launch_bounds__(JOIN_WARPS *WARP)
-    decode_join(struct attend p, struct stream_plan plan)
+    decode_join(struct attend p, struct stream_plan plan, struct cuda_codes codes)
 {
     CUDA_SHARED(float, memory);
     __shared__ float inv;
@@ -96,6 +98,9 @@ CUDA_KERNEL void __launch_bounds__(JOIN_WARPS *WARP)
             memory[d] = sum * inv; /* the first warp's sum, which this thread alone reads */
         } else {
             p.out[(size_t)s->row0 * p.ldo + (size_t)head * v_dim + d] = sum * inv;
+        }
+        if (codes.xq) {
+            codes_end(&codes, sum * inv, (head * v_dim + d) / 32);
         }
     }
     if (s->v_hadamard) {

@@ -190,9 +190,15 @@ int cuda_attend_stream(struct cuda *cu, struct attend *p)
                 (unsigned)p->seqs.n);
     r = launch_type(cu, p, grid, plan);
     if (r == 0 && p->n_chunks > 1) {
+        const struct cuda_seq *s = &p->seqs.s[0];
+        struct cuda_codes none = {};
+
         CUDA_LAUNCH_EARLY(cu, dim3((unsigned)p->n_q, (unsigned)p->seqs.n), dim3(JOIN_WARPS * WARP),
                           (size_t)(JOIN_WARPS * l->v_dim + p->n_chunks) * sizeof(float),
-                          decode_join, *p, plan);
+                          decode_join, *p, plan, none);
+        if (l->v_dim % 32 == 0 && !s->v_hadamard) {
+            cuda_call_offer(cu, p->out + (size_t)s->row0 * p->ldo, p->n_q * l->v_dim, NULL);
+        }
         r = cuda_launched(cu, "decode_join");
     }
     if (r == 0 && observed) {

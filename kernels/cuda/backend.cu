@@ -90,6 +90,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t 
     take(&t, rows * cols / 32, &ret->xs);
     take(&t, 3 * rows * cols, &ret->xh);
     take(&t, rows, &ret->xe);
+    take(&t, 2 * CUDA_CODES_BYTES(cols), &ret->row_codes);
     take(&t, decode * heads * chunks * (at_least_one(l->max_head_dim) + 4), &ret->part);
     take(&t, l->observe ? rows * heads * 2 : 0, &ret->sums);
     take(&t, observed * heads * slots, &ret->logits);

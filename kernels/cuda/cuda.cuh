@@ -45,7 +45,8 @@ struct cuda_scratch {
     float *xd;        /* (max_rows, x_pad / 32): scale of a block */
     float *xs;        /* (max_rows, x_pad / 32): its sum */
     uint16_t *xh;     /* (3, max_rows, x_pad): 16-bit pieces */
-    float *xe;        /* (max_rows): factor that the f16 pieces were divided by */
+    float *xe;        /* (max_rows): factor that the f16 pieces were divided by; a norm's */
+    uint8_t *row_codes; /* two rows of codes, which kernels make for the next one (codes.cuh) */
     float *part;      /* decode attention: (max_decode, heads, chunks, dim + 4) */
     float *sums;      /* observed: (max_rows, heads, 2): largest logit, 1 / sum */
     float *logits;    /* observed decode rows: (n_observed, heads, max_slots) */
@@ -76,6 +77,10 @@ struct cuda_scratch {
     int32_t n_selected;
     int32_t lt_rows; /* of one product by cublasLt; 0: there are none */
 };
+
+struct cuda_codes; /* codes.cuh */
+/* Bytes of a row's codes, scales, sums and squares. */
+#define CUDA_CODES_BYTES(pad) ((uint64_t)(pad) + 3 * sizeof(float) * ((uint64_t)(pad) / 32))
 
 struct cuda_queue; /* queue.cu */
 struct cuda_lt;    /* cublas.cu */
@@ -162,6 +167,13 @@ void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, con
 void cuda_call_arg(struct cuda *cu, struct cuda_call *c, const void *arg, size_t size,
                    size_t align);
 void cuda_call_end(struct cuda *cu, struct cuda_call *c);
+/* The launch just made gave y, one row of n_cols, and can give its codes; its last argument is a
+ * struct cuda_codes. `reads`: codes that it reads, or NULL. */
+void cuda_call_offer(struct cuda *cu, const float *y, int32_t n_cols, const uint8_t *reads);
+/* That argument, for as long as the launch is only written down and the last of all, and what it
+ * reads; NULL: the last launch is none that gave x. */
+struct cuda_codes *cuda_call_offered(struct cuda *cu, const float *x, int32_t n_cols,
+                                     const uint8_t **ret_reads);
 
 template <typename P> static inline void cuda_call_put(struct cuda *cu, struct cuda_call *c, P arg)
 {

@@ -35,7 +35,9 @@ struct gemm {
     const float *xd;    /* (n, pad / 32) */
     const float *xs;
     const uint16_t *xh; /* (3, max_rows, pad): pieces, two in use */
-    const float *xe;    /* (n) */
+    const float *xe;    /* (n): factors of sums; of codes NULL: 1, or what `squares` give */
+    const float *squares; /* of codes that the kernel ahead made of a normed row (codes.cuh) */
+    float eps;            /* that norm's */
     uint64_t piece;     /* elements from one piece of xq or xh to the next */
     int32_t pad;        /* n_cols rounded up to 256 */
     int32_t ldx;
@@ -86,23 +88,27 @@ CUDA_INLINE float gemm_biased(const struct gemm_part *part, int32_t row, float s
     return part->bias ? sum + part->bias_scale * part->bias[row] : sum;
 }
 
-CUDA_INLINE void gemm_finish(const struct gemm *p, int part, int32_t row, int32_t token, float sum)
+/* Both return what they wrote. */
+CUDA_INLINE float gemm_finish(const struct gemm *p, int part, int32_t row, int32_t token, float sum)
 {
     const struct gemm_part *to = &p->part[part];
     float *y = to->y + (size_t)token * to->ldy + row;
     float v = gemm_act(to->act, gemm_biased(to, row, sum));
 
-    *y = p->add ? *y + v : v;
+    v = p->add ? *y + v : v;
+    *y = v;
+    return v;
 }
 
-CUDA_INLINE void gemm_finish_gated(const struct gemm *p, int32_t row, int32_t token, float gate,
-                                   float up)
+CUDA_INLINE float gemm_finish_gated(const struct gemm *p, int32_t row, int32_t token, float gate,
+                                    float up)
 {
     const struct gemm_part *to = &p->part[0];
+    float v = gemm_act(to->act, gemm_biased(to, row, gate)) *
+              gemm_up(to->act, gemm_biased(&p->part[1], row, up));
 
-    to->y[(size_t)token * to->ldy + row] =
-        gemm_act(to->act, gemm_biased(to, row, gate)) *
-        gemm_up(to->act, gemm_biased(&p->part[1], row, up));
+    to->y[(size_t)token * to->ldy + row] = v;
+    return v;
 }
 
 /* Which part a block belongs to; *block becomes its number within the part. */
@@ -156,7 +162,7 @@ CUDA_INLINE void gemm_reduce(const float acc[NT][4], float (*red)[16][8 * NT], f
     __syncthreads(); /* out: written above, read by all; red: may be written again */
 }
 
-/* out (parts, 16, 8 NT) of a stream kernel's block to y. */
+/* out (parts, 16, 8 NT) of a stream kernel's block, times the tokens' factors, to y. */
 template <int NT>
 CUDA_INLINE void gemm_store(const struct gemm *p, int part, int32_t row0, int32_t token0,
                             float (*out)[16][8 * NT])
@@ -166,10 +172,13 @@ CUDA_INLINE void gemm_store(const struct gemm *p, int part, int32_t row0, int32_
         int32_t token = token0 + i / 16;
 
         if (row < p->part[part].n_rows && token < p->token_end) {
+            float factor = p->xe[token];
+            float sum = out[0][i % 16][i / 16] * factor;
+
             if (p->gated) {
-                gemm_finish_gated(p, row, token, out[0][i % 16][i / 16], out[1][i % 16][i / 16]);
+                gemm_finish_gated(p, row, token, sum, out[1][i % 16][i / 16] * factor);
             } else {
-                gemm_finish(p, part, row, token, out[0][i % 16][i / 16]);
+                gemm_finish(p, part, row, token, sum);
             }
         }
     }
@@ -268,12 +277,14 @@ static inline int32_t cuda_prepared_rows(const struct backend_limits *l)
 }
 
 /* matmul.cu: where activations of so many columns are prepared; n rows of x, normed, written there
- * in the form that kernels of a weight's type read. `exact`: what 8 bits left, too. */
+ * in the form that kernels of a weight's type read. `exact`: what 8 bits left, too. Of the first
+ * n_apart rows in 8 bits a norm's factor is apart, in xe (codes.cuh); other rows' is 1. */
 enum gemm_form cuda_gemm_form(enum dtype type);
 void cuda_gemm_begin(const struct cuda *cu, int32_t n_cols, struct gemm *g);
 int32_t cuda_gemm_pitch(enum dtype type, int32_t n_cols);
 int cuda_gemm_prepare(struct cuda *cu, const struct cuda_norm *norm, const float *x, int32_t ldx,
-                      int32_t n, enum gemm_form form, bool exact, const struct gemm *g);
+                      int32_t n, int32_t n_apart, enum gemm_form form, bool exact,
+                      const struct gemm *g);
 
 int cuda_gemm_f32(struct cuda *cu, struct gemm *p);
 /* Decode rows and heads, or prefill rows. `exact`: activations in two pieces of 8 bits. */

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Quantised weights, one decode row or output head: memory bound.
  *
- * Block: 8 warps, 16 rows at a time, tile after tile until all are done. Warp w takes units w,
- * w + 8, ... of each tile, through a ring of its own in shared memory: units are copied STAGES - 1
- * ahead, also across tiles, and the first of them before the kernel ahead has ended.
+ * Block: 8 warps for each 16 rows, tile after tile until all are done. Warp w takes units w, w + 8,
+ * ... of each tile, through a ring of its own in shared memory: units are copied STAGES - 1 ahead,
+ * also across tiles, and the first of them before the kernel ahead has ended.
+ *
+ * Products but the output head and those that store heads have two tiles side by side, 16 warps: a
+ * warp ends with 32 columns of y, a block of the next product's activations, and writes their codes
+ * if it is asked to (codes.cuh). The same warps in half as many blocks: with fewer than two tiles a
+ * multiprocessor some have none.
  *
  * Of the matrix instruction's 8 columns one token needs one, so the columns are blocks instead:
  * column 2j holds block j of a group and no other, the four instructions of a group add to the same
@@ -15,12 +20,13 @@
 
 #include <cerrno>
 
+#include "kernels/cuda/codes.cuh"
 #include "kernels/cuda/gemm_heads.cuh"
 #include "kernels/cuda/gemm_q.cuh"
 
-/* Stages of a warp's ring, of which two depths are compiled: the shallow one for as many blocks a
- * multiprocessor as registers allow, the deep one for two. Blocks are launched as many as fit: with
- * room left over, blocks of the next kernel would lie unevenly. */
+/* Stages of a warp's ring, of which two depths are compiled, and 2: the shallow one for as many
+ * warps a multiprocessor as registers allow, the deep one for 16. Blocks are launched as many as
+ * fit: with room left over, blocks of the next kernel would lie unevenly. */
 template <typename F> static __host__ __device__ constexpr int row_stages(bool deep)
 {
     constexpr int least = F::UNIT < 2500 ? 3 : 2;
@@ -38,33 +44,46 @@ template <typename F> struct row_ring {
     uint8_t *ring;
     int32_t tile; /* of that unit */
     int32_t n_tiles;
-    int32_t n_units;
-    int32_t n_mine; /* units of a tile for this warp */
-    int32_t left;   /* of them, of this tile */
+    int32_t left; /* of this warp's units of the tile */
     int32_t half;
-    int32_t at;   /* byte of the ring: the unit to be used */
-    int32_t room; /* and where there is room for one */
-    int32_t last; /* the last unit's */
-    bool deep;
+    int32_t at; /* byte of the ring: the unit to be used; the one before leaves room */
+    int32_t stages;
 };
+
+/* Byte of the ring's last unit. */
+template <typename F> CUDA_INLINE int32_t ring_last(const struct row_ring<F> *r)
+{
+    return (r->stages - 1) * F::UNIT;
+}
+
+/* Units of a tile for this warp. */
+template <typename F> CUDA_INLINE int32_t row_mine(const struct gemm *p)
+{
+    int32_t n = (int32_t)frag_units(p->n_cols, F::COLS);
+
+    return (n - thread_anew() / WARP % GEMM_WARPS + GEMM_WARPS - 1) / GEMM_WARPS;
+}
 
 template <typename F> CUDA_INLINE void ring_to_tile(const struct gemm *p, struct row_ring<F> *r)
 {
     int32_t block = r->tile;
     int part = gemm_part_of(p, &block);
 
-    r->left = r->n_mine;
+    r->left = row_mine<F>(p);
     r->from = p->part[part + r->half].w +
-              ((uint64_t)block * r->n_units + (int32_t)threadIdx.x / WARP) * F::UNIT +
+              ((uint64_t)block * frag_units(p->n_cols, F::COLS) +
+               (int32_t)threadIdx.x / WARP % GEMM_WARPS) *
+                  F::UNIT +
               threadIdx.x % WARP * 16;
 }
 
-/* Begins the copy of one more unit, if there is one. */
-template <typename F> CUDA_INLINE void ring_push(const struct gemm *p, struct row_ring<F> *r)
+/* Begins the copy of one more unit, if there is one, to byte `room`. */
+template <typename F, int TILES>
+CUDA_INLINE void ring_push(const struct gemm *p, struct row_ring<F> *r, int32_t room)
 {
     constexpr int N = F::UNIT / 16;
     int lane = (int)threadIdx.x % WARP;
-    uint8_t *to = r->ring + r->room + lane * 16;
+    uint8_t *to = r->ring + room + lane * 16;
 
     static_assert(F::UNIT % 16 == 0, "copied by 16 bytes");
     if (r->tile < r->n_tiles) {
@@ -77,7 +96,7 @@ template <typename F> CUDA_INLINE void ring_push(const struct gemm *p, struct ro
         }
         r->from += GEMM_WARPS * F::UNIT;
         if (--r->left == 0) {
-            r->tile += p->gated && r->half == 0 ? 0 : (int32_t)gridDim.x;
+            r->tile += p->gated && r->half == 0 ? 0 : (int32_t)gridDim.x * TILES;
             r->half = p->gated && r->half == 0;
             if (r->tile < r->n_tiles) {
                 ring_to_tile(p, r);
@@ -87,45 +106,40 @@ template <typename F> CUDA_INLINE void ring_push(const struct gemm *p, struct ro
     async_commit();
 }
 
-template <typename F>
-CUDA_INLINE void ring_start(const struct gemm *p, int32_t n_tiles, bool deep, uint8_t *shared,
+template <typename F, int TILES>
+CUDA_INLINE void ring_start(const struct gemm *p, int32_t n_tiles, int32_t stages, uint8_t *shared,
                             struct row_ring<F> *r)
 {
-    int warp = (int)threadIdx.x / WARP;
-
-    r->deep = deep;
-    r->last = (row_stages<F>(deep) - 1) * F::UNIT;
-    r->ring = shared + warp * (r->last + F::UNIT);
-    r->n_units = (int32_t)frag_units(p->n_cols, F::COLS);
-    r->n_mine = (r->n_units - warp + GEMM_WARPS - 1) / GEMM_WARPS;
-    r->n_tiles = r->n_mine > 0 ? n_tiles : 0;
-    r->tile = (int32_t)blockIdx.x;
+    r->stages = stages;
+    r->ring = shared + (int)threadIdx.x / WARP * (ring_last(r) + F::UNIT);
+    r->n_tiles = row_mine<F>(p) > 0 ? n_tiles : 0;
+    r->tile = (int32_t)blockIdx.x * TILES + (int32_t)threadIdx.x / GEMM_THREADS;
     r->half = 0;
-    r->room = 0;
     r->at = 0;
     if (r->tile < r->n_tiles) {
         ring_to_tile(p, r);
     }
-    for (; r->room < r->last; r->room += F::UNIT) {
-        ring_push(p, r);
+    for (int32_t room = 0; room < ring_last(r); room += F::UNIT) {
+        ring_push<F, TILES>(p, r, room);
     }
 }
 
 /* The next unit, there for all lanes. Valid until the next call. */
-template <typename F>
+template <typename F, int TILES>
 CUDA_INLINE const uint8_t *ring_pop(const struct gemm *p, struct row_ring<F> *r)
 {
     const uint8_t *unit = r->ring + r->at;
 
-    if (r->deep) {
+    if (r->stages == row_ring<F>::DEEP) {
         async_wait<row_ring<F>::DEEP - 2>();
-    } else {
+    } else if (r->stages == row_ring<F>::SHALLOW) {
         async_wait<row_ring<F>::SHALLOW - 2>();
+    } else {
+        async_wait<0>();
     }
     __syncwarp(); /* unit: copied by all lanes; the one before it: read by all, its room is free */
-    ring_push(p, r);
-    r->room = r->at;
-    r->at = r->at == r->last ? 0 : r->at + F::UNIT;
+    ring_push<F, TILES>(p, r, r->at == 0 ? ring_last(r) : r->at - F::UNIT);
+    r->at = r->at == ring_last(r) ? 0 : r->at + F::UNIT;
     return unit;
 }
 
@@ -203,67 +217,103 @@ CUDA_INLINE void row_group(const struct gemm *p, const uint8_t *unit, int group,
     }
 }
 
-/* `store`: what becomes of the heads, or NULL. */
-template <typename F, int PIECES>
-CUDA_INLINE void row_tiles(const struct gemm &p, int32_t n_tiles, bool deep,
-                           const struct cuda_store *store, float *heads)
+/* What the sums of the one row are multiplied by; by a warp. */
+CUDA_INLINE float row_factor(const struct gemm *p)
 {
-    __shared__ float red[2][2][GEMM_WARPS][16]; /* by tiles even and odd, half, warp, row */
-    CUDA_SHARED(uint8_t, shared);
-    int warp = (int)threadIdx.x / WARP;
+    if (p->squares) {
+        return codes_inv_of(p->squares, p->n_cols, p->eps);
+    }
+    return p->xe ? p->xe[p->token0] : 1.0f;
+}
+
+/* The warps' sums of a turn: by half of a gated pair, tile, warp, row. */
+template <int TILES> using row_sums = float[2][TILES][GEMM_WARPS][16];
+
+/* The end of tiles [tile, tile + TILES), by a warp: a row a lane. */
+template <int TILES>
+CUDA_INLINE void row_finish(const struct gemm *p, int32_t tile, int32_t n_tiles,
+                            const row_sums<TILES> &red, const struct cuda_codes *codes)
+{
     int lane = (int)threadIdx.x % WARP;
-    int turn = 0;
-    uint32_t col = (uint32_t)(warp * F::COLS);
-    uint32_t at0 = (uint32_t)(p.token0 * p.pad + lane % 4 * 32 + lane / 8 * 8) + col;
-    uint32_t block0 = (uint32_t)(p.token0 * (p.pad / 32) + lane % 4) + col / 32;
+    float factor = row_factor(p);
+    int32_t block = tile + lane / 16;
+    float y = 0.0f;
+
+    if (lane < TILES * 16 && block < n_tiles) {
+        int part = gemm_part_of(p, &block);
+        int32_t row = block * 16 + lane % 16;
+        float sum[2] = {0.0f, 0.0f};
+
+        for (int w = 0; w < GEMM_WARPS; w++) {
+            sum[0] += red[0][lane / 16 % TILES][w][lane % 16];
+            sum[1] += p->gated ? red[1][lane / 16 % TILES][w][lane % 16] : 0.0f;
+        }
+        if (row < p->part[part].n_rows) {
+            y = p->gated ? gemm_finish_gated(p, row, p->token0, sum[0] * factor, sum[1] * factor)
+                         : gemm_finish(p, part, row, p->token0, sum[0] * factor);
+        }
+    }
+    if (TILES == 2 && codes->xq) {
+        codes_end(codes, y, tile / 2);
+    }
+}
+
+/* The block's first tile of a turn. */
+template <int TILES> CUDA_INLINE int32_t row_tile(int turn)
+{
+    return ((int32_t)blockIdx.x + turn * (int32_t)gridDim.x) * TILES;
+}
+
+/* `store`: what becomes of the heads, or NULL. */
+template <typename F, int PIECES, int TILES>
+CUDA_INLINE void row_tiles(const struct gemm &p, int32_t n_tiles, int32_t stages,
+                           const struct cuda_codes *codes, const struct cuda_store *store,
+                           float *heads)
+{
+    __shared__ row_sums<TILES> red[2]; /* by turns even and odd */
+    CUDA_SHARED(uint8_t, shared);
+    int warp = (int)threadIdx.x / WARP % GEMM_WARPS;
+    int lane = (int)threadIdx.x % WARP;
+    int32_t beside = (int32_t)threadIdx.x / GEMM_THREADS;
     struct row_masks masks = masks_of<F>();
     struct row_ring<F> ring {
     };
 
     grid_begin(); /* weights come in while the kernel ahead still runs */
-    ring_start(&p, n_tiles, deep, shared, &ring);
+    ring_start<F, TILES>(&p, n_tiles, stages, shared, &ring);
+    if (TILES == 2 && codes->w && threadIdx.x == 0) {
+        grid_prefetch(codes->w + (int32_t)blockIdx.x * TILES * 16);
+    }
     grid_wait();
-    for (int32_t tile = (int32_t)blockIdx.x; tile < n_tiles; tile += (int32_t)gridDim.x, turn++) {
-        int32_t block = tile;
-        int part = gemm_part_of(&p, &block);
-
-        for (int half = 0; half < (p.gated ? 2 : 1); half++) {
+    for (int turn = 0; row_tile<TILES>(turn) < n_tiles; turn++) {
+        for (int half = 0;
+             half < (p.gated ? 2 : 1) && row_tile<TILES>(anew(turn)) + beside < n_tiles; half++) {
             float acc[2] = {0.0f, 0.0f};
-            uint32_t at = at0;
-            uint32_t b = block0;
+            int own = thread_anew();
+            uint32_t at = (uint32_t)(p.token0 * p.pad + own % 4 * 32 + own % WARP / 8 * 8 +
+                                     own / WARP % GEMM_WARPS * F::COLS);
 
-            for (int32_t u = ring.n_mine; u > 0; u--) {
-                const uint8_t *unit = ring_pop(&p, &ring);
+            for (int32_t u = row_mine<F>(&p); u > 0; u--) {
+                const uint8_t *unit = ring_pop<F, TILES>(&p, &ring);
 
 #pragma unroll
                 for (int group = 0; group < F::GROUPS; group++) {
-                    row_group<F, PIECES>(&p, unit, group, &masks, at + group * 128, b + group * 4,
-                                         acc);
+                    row_group<F, PIECES>(&p, unit, group, &masks, at + group * 128,
+                                         at / 32 + group * 4, acc);
                 }
                 at += GEMM_WARPS * F::COLS;
-                b += GEMM_WARPS * F::BLOCKS;
             }
             for (int r = 0; r < 2; r++) {
                 acc[r] += __shfl_xor_sync(ALL_LANES, acc[r], 1);
                 acc[r] += __shfl_xor_sync(ALL_LANES, acc[r], 2);
                 if (lane % 4 == 0) {
-                    red[turn % 2][half][warp][lane / 4 + r * 8] = acc[r];
+                    red[turn % 2][half][beside][warp][lane / 4 + r * 8] = acc[r];
                 }
             }
         }
         __syncthreads(); /* red: written above, read by one warp; two turns on written again */
-        if (warp == turn % GEMM_WARPS && lane < 16 && block * 16 + lane < p.part[part].n_rows) {
-            float sum[2] = {0.0f, 0.0f};
-
-            for (int w = 0; w < GEMM_WARPS; w++) {
-                sum[0] += red[turn % 2][0][w][lane];
-                sum[1] += p.gated ? red[turn % 2][1][w][lane] : 0.0f;
-            }
-            if (p.gated) {
-                gemm_finish_gated(&p, block * 16 + lane, p.token0, sum[0], sum[1]);
-            } else {
-                gemm_finish(&p, part, block * 16 + lane, p.token0, sum[0]);
-            }
+        if ((int)threadIdx.x / WARP == turn % (TILES * GEMM_WARPS)) {
+            row_finish<TILES>(&p, row_tile<TILES>(anew(turn)), n_tiles, red[turn % 2], codes);
         }
     }
     for (int32_t tile = (int32_t)blockIdx.x; store && tile < n_tiles; tile += (int32_t)gridDim.x) {
@@ -274,29 +324,43 @@ CUDA_INLINE void row_tiles(const struct gemm &p, int32_t n_tiles, bool deep,
     }
 }
 
-/* Blocks a multiprocessor that registers are to allow. */
+/* Blocks of 8 warps a multiprocessor that registers are to allow. */
 template <typename F, int PIECES, bool STORE> static constexpr int row_blocks(void)
 {
-    if (F::SCALES == FRAG_Q2 && PIECES == 2) {
+    if (F::SCALES == FRAG_Q2 && !STORE) {
         return 2; /* two sums of each piece */
     }
-    return STORE ? 3 : PIECES == 1 && F::BLOCKS == 4 ? 4 : 3;
+    return STORE || PIECES == 2 ? 3 : 4;
 }
 
-template <typename F, int PIECES>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (row_blocks<F, PIECES, false>()))
-    row_q(struct gemm p, int32_t n_tiles, bool deep)
+/* One tile at a time, activations in two pieces: the output head. */
+template <typename F>
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (row_blocks<F, 2, false>()))
+    row_q_exact(struct gemm p, int32_t n_tiles, int32_t stages)
 {
-    row_tiles<F, PIECES>(p, n_tiles, deep, NULL, NULL);
+    row_tiles<F, 2, 1>(p, n_tiles, stages, NULL, NULL, NULL);
+}
+
+template <typename F, int TILES>
+CUDA_KERNEL void __launch_bounds__(TILES *GEMM_THREADS, (row_blocks<F, 1, false>()) / TILES)
+    row_q(struct gemm p, int32_t n_tiles, int32_t stages, struct cuda_codes codes)
+{
+    row_tiles<F, 1, TILES>(p, n_tiles, stages, &codes, NULL, NULL);
+}
+
+/* Units that are too large for two tiles a block on a device of 100 KB. */
+template <typename F> static constexpr bool row_has_narrow(void)
+{
+    return 2 * 2 * GEMM_WARPS * F::UNIT + (6 << 10) > 100 << 10;
 }
 
 template <typename F>
 CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (row_blocks<F, 1, true>()))
-    row_q_store(struct gemm p, int32_t n_tiles, bool deep, struct cuda_store store)
+    row_q_store(struct gemm p, int32_t n_tiles, int32_t stages, struct cuda_store store)
 {
     __shared__ float heads[1024];
 
-    row_tiles<F, 1>(p, n_tiles, deep, &store, heads);
+    row_tiles<F, 1, 1>(p, n_tiles, stages, NULL, &store, heads);
 }
 
 /* ---- dispatch -------------------------------------------------------------------------------- */
@@ -304,40 +368,87 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (row_blocks<F, 1, true>()))
 /* Shared bytes of a block beside the ring, the system's among them. */
 enum { ROW_BESIDE = 3 << 10, ROW_BESIDE_STORE = 7 << 10 };
 
-template <typename F> static size_t ring_bytes(bool deep)
+/* What a launch goes by. */
+struct row_shape {
+    uint32_t tiles; /* of a block */
+    int32_t stages;
+    size_t shared; /* dynamic bytes of a block */
+    uint32_t fit;  /* blocks a multiprocessor by shared memory */
+};
+
+template <typename F>
+static struct row_shape shape_of(const struct cuda *cu, uint32_t tiles, int32_t stages, bool store)
 {
-    return (size_t)GEMM_WARPS * (size_t)row_stages<F>(deep) * F::UNIT;
+    size_t beside = store ? ROW_BESIDE_STORE : ROW_BESIDE;
+    struct row_shape s = {tiles, stages, (size_t)GEMM_WARPS * tiles * (size_t)stages * F::UNIT, 0};
+
+    s.fit = (uint32_t)((cu->shared_max + 1024) / (s.shared + tiles * beside));
+    return s;
 }
 
-/* Measured on an H200: the deep ring pays for units of more than 2 KB, but not for 4-bit codes of
- * 256 columns, whose arithmetic wants more warps; for small units where there are few tiles. What
- * stores heads has few tiles, and a block that has two of them stores twice. */
+/* Measured on an H200, a tile a block: the deep ring pays for units of more than 2 KB, but not for
+ * 4-bit codes of 256 columns, whose arithmetic wants more warps; for small units where there are
+ * few tiles. What stores heads has few tiles, and a block that has two of them stores twice. */
 template <typename F> static bool wants_deep(bool store, bool few)
 {
     return store || F::UNIT <= 2048 ? few : F::CODE == 8 || F::HIGH > 0;
 }
 
-template <typename F, int PIECES>
-static int launch(struct cuda *cu, struct gemm *p, const struct cuda_store *store)
+/* Two tiles side by side on a device of 100 KB: by two stages, or, of the largest units, not. */
+template <typename F>
+static struct row_shape choose(const struct cuda *cu, uint32_t n_tiles, bool exact, bool store)
+{
+    bool few = n_tiles <= 2 * (uint32_t)cu->n_sms;
+    uint32_t tiles = exact || store ? 1 : 2;
+    struct row_shape s = shape_of<F>(cu, 1, row_stages<F>(true), store);
+    int32_t stages = row_stages<F>(s.fit >= 2 && wants_deep<F>(store, few));
+
+    s = shape_of<F>(cu, tiles, stages, store);
+    s = s.fit < 1 && tiles == 2 ? shape_of<F>(cu, 2, 2, store) : s;
+    return s.fit < 1 && tiles == 2 ? shape_of<F>(cu, 1, stages, store) : s;
+}
+
+template <typename F>
+static void launch_plain(struct cuda *cu, struct gemm *p, const struct row_shape *s, dim3 grid,
+                         int32_t n_tiles)
+{
+    struct cuda_codes none = {};
+
+    if constexpr (row_has_narrow<F>()) {
+        if (s->tiles == 1) {
+            CUDA_LAUNCH_LARGE_EARLY(cu, grid, dim3(GEMM_THREADS), s->shared, (row_q<F, 1>), *p,
+                                    n_tiles, s->stages, none);
+            return;
+        }
+    }
+    CUDA_LAUNCH_LARGE_EARLY(cu, grid, dim3(2 * GEMM_THREADS), s->shared, (row_q<F, 2>), *p, n_tiles,
+                            s->stages, none);
+    if (p->gated || p->n_parts == 1) {
+        cuda_call_offer(cu, p->part[0].y, p->part[0].n_rows, p->xq);
+    }
+}
+
+template <typename F>
+static int launch(struct cuda *cu, struct gemm *p, bool exact, const struct cuda_store *store)
 {
     uint32_t n_tiles = gemm_blocks(p, 1);
-    uint32_t sms = (uint32_t)cu->n_sms;
-    uint32_t blocks = store ? row_blocks<F, PIECES, true>() : row_blocks<F, PIECES, false>();
-    size_t beside = store ? ROW_BESIDE_STORE : ROW_BESIDE;
-    size_t room = cu->shared_max + 1024;
-    bool deep =
-        2 * (ring_bytes<F>(true) + beside) <= room && wants_deep<F>(store, n_tiles <= 2 * sms);
-    size_t shared = ring_bytes<F>(deep);
-    uint32_t fit = (uint32_t)(room / (shared + beside));
+    struct row_shape s = choose<F>(cu, n_tiles, exact, store != NULL);
+    uint32_t most = (store   ? row_blocks<F, 1, true>()
+                     : exact ? row_blocks<F, 2, false>()
+                             : row_blocks<F, 1, false>()) /
+                    s.tiles;
+    uint32_t blocks = (uint32_t)cu->n_sms * (s.fit < 1 ? 1 : s.fit < most ? s.fit : most);
+    uint32_t all = (n_tiles + s.tiles - 1) / s.tiles;
+    dim3 grid(all < blocks ? all : blocks);
 
-    blocks = sms * (fit < 1 ? 1 : fit < blocks ? fit : blocks);
-    dim3 grid(n_tiles < blocks ? n_tiles : blocks);
     if (store) {
-        CUDA_LAUNCH_LARGE_EARLY(cu, grid, dim3(GEMM_THREADS), shared, (row_q_store<F>), *p,
-                                (int32_t)n_tiles, deep, *store);
+        CUDA_LAUNCH_LARGE_EARLY(cu, grid, dim3(GEMM_THREADS), s.shared, (row_q_store<F>), *p,
+                                (int32_t)n_tiles, s.stages, *store);
+    } else if (exact) {
+        CUDA_LAUNCH_LARGE_EARLY(cu, grid, dim3(GEMM_THREADS), s.shared, (row_q_exact<F>), *p,
+                                (int32_t)n_tiles, s.stages);
     } else {
-        CUDA_LAUNCH_LARGE_EARLY(cu, grid, dim3(GEMM_THREADS), shared, (row_q<F, PIECES>), *p,
-                                (int32_t)n_tiles, deep);
+        launch_plain<F>(cu, p, &s, grid, (int32_t)n_tiles);
     }
     return cuda_launched(cu, "row_q");
 }
@@ -348,7 +459,7 @@ int cuda_gemm_q_row(struct cuda *cu, struct gemm *p, enum dtype type, bool exact
     switch (type) {
 #define ROW(TYPE, F)                                                                               \
     case TYPE:                                                                                     \
-        return exact && !store ? launch<F, 2>(cu, p, NULL) : launch<F, 1>(cu, p, store);
+        return launch<F>(cu, p, exact && !store, store);
         FRAG_TYPES(ROW)
 #undef ROW
     default:

@@ -9,7 +9,9 @@
  * writes it in the form that the weights' kernels read:
  *   f32   as it is
  *   q8    8 bits by blocks of 32 (scale absmax / 127), in fragment order; for the output head also
- *         what that left, in 8 bits of 1/254 of a step
+ *         what that left, in 8 bits of 1/254 of a step. A row alone has them from the kernel ahead
+ *         where that is a product, or the end of attention, that is still only written down
+ *         (cuda_call_offer): then this kernel is not launched
  *   f16   two f16 pieces, of the row divided by a power of two that brings its largest value below
  *         2^15
  *   bf16  two bf16 pieces
@@ -20,9 +22,9 @@
 
 #include <cerrno>
 
+#include "kernels/cuda/codes.cuh"
 #include "kernels/cuda/cublas.cuh"
 #include "kernels/cuda/gemm_heads.cuh"
-#include "kernels/cuda/row.cuh"
 
 enum { PREP_THREADS = 256 };
 
@@ -37,40 +39,62 @@ struct prep {
     float *xe;
     uint64_t piece;
     int32_t ldx, n_cols, pad;
-    int32_t slice; /* columns of a block, a multiple of 256 */
-    int32_t form;  /* enum gemm_form */
+    int32_t n_apart; /* rows whose norm's factor is apart, in xe */
+    int32_t slice;   /* columns of a block, a multiple of 256 */
+    int32_t form;    /* enum gemm_form */
     bool exact;
 };
 
-/* Blocks of 32 of columns [from, end), a warp each. */
-CUDA_INLINE void prep_q8(const struct prep *p, const float *x, struct row_norm r, int32_t from,
-                         int32_t end)
+/* 1 / rms of a row, by all threads, valid in the first warp; `sums` is shared (CODES_NORMED / 128).
+ */
+CUDA_INLINE float prep_inv(const struct prep *p, const float *x, float *sums)
 {
     int lane = (int)threadIdx.x % WARP;
-    uint64_t token = blockIdx.x;
 
+    for (int32_t i = (int32_t)threadIdx.x / WARP; i * 128 < p->n_cols; i += PREP_THREADS / WARP) {
+        float s[4];
+
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            int32_t c = i * 128 + k * WARP + lane;
+            float v = c < p->n_cols ? x[c] : 0.0f;
+
+            s[k] = codes_sum(__fmul_rn(v, v));
+        }
+        sums[i] = __fadd_rn(__fadd_rn(s[0], s[1]), __fadd_rn(s[2], s[3]));
+    }
+    __syncthreads(); /* sums: written by a warp each, read by the first one */
+    return codes_inv(p->n_cols, p->norm.eps, [sums](int32_t i) { return sums[i]; });
+}
+
+/* Blocks of 32 of columns [from, end), a warp each. */
+CUDA_INLINE void prep_q8(const struct prep *p, const float *x, int32_t from, int32_t end,
+                         float *part, float *sums)
+{
+    uint64_t token = blockIdx.x;
+    bool apart = (int32_t)blockIdx.x < p->n_apart;
+    uint8_t *xq = p->xq + token * p->pad;
+    struct row_norm r = {0.0f, 1.0f};
+
+    if (!apart) {
+        r = row_norm_of<PREP_THREADS>(&p->norm, x, p->n_cols, part);
+    }
     for (int32_t b = from / 32 + (int32_t)threadIdx.x / WARP; b < end / 32;
          b += PREP_THREADS / WARP) {
-        int32_t c = b * 32 + lane;
-        float v = c < p->n_cols ? row_normed(&p->norm, r, x[c], c) : 0.0f;
-        float top = warp_max(fabsf(v));
-        float poison = warp_sum(v * 0.0f); /* NaN when there is a NaN or an infinity */
-        bool tiny = !(top > 1e-36f);       /* 127 / top would overflow */
-        float d = tiny ? 0.0f : top / 127.0f;
-        float q = tiny ? 0.0f : rintf(v * (127.0f / top));
-        float left = tiny || !p->exact ? 0.0f : rintf((v - q * d) * (127.0f * 254.0f / top));
-        float sum;
-        uint64_t at = token * p->pad + (uint64_t)(b / 4 * 128 + lane % 16 / 4 * 32 + b % 4 * 8 +
-                                                  lane / 16 * 4 + lane % 4);
+        int32_t c = b * 32 + (int32_t)threadIdx.x % WARP;
+        float v = c < p->n_cols ? x[c] : 0.0f;
 
-        q = poison == 0.0f ? fminf(fmaxf(q, -127.0f), 127.0f) : 0.0f;
-        left = poison == 0.0f ? fminf(fmaxf(left, -127.0f), 127.0f) : 0.0f;
-        p->xq[at] = (uint8_t)(int8_t)q;
-        p->xq[p->piece + at] = (uint8_t)(int8_t)left;
-        sum = warp_sum(q) + warp_sum(left) * (1.0f / 254.0f);
-        if (lane == 0) {
-            p->xd[token * (p->pad / 32) + b] = d + poison;
-            p->xs[token * (p->pad / 32) + b] = d * sum + poison;
+        if (c < p->n_cols) {
+            v = apart ? __fmul_rn(v, p->norm.w[c]) : row_normed(&p->norm, r, v, c);
+        }
+        codes_block(v, b, xq, p->xd + token * (p->pad / 32), p->xs + token * (p->pad / 32),
+                    p->exact ? xq + p->piece : NULL);
+    }
+    if (from == 0) { /* one block of the row's */
+        float inv = apart ? prep_inv(p, x, sums) : 1.0f;
+
+        if (threadIdx.x == 0) {
+            p->xe[token] = inv;
         }
     }
 }
@@ -110,6 +134,7 @@ CUDA_INLINE void prep_half(const struct prep *p, const float *x, struct row_norm
 CUDA_KERNEL void prepare_rows(struct prep p)
 {
     __shared__ float part[32];
+    __shared__ float sums[CODES_NORMED / 128];
     const float *x = p.x + (size_t)blockIdx.x * p.ldx;
     int32_t from = (int32_t)blockIdx.y * p.slice;
     int32_t end = min(from + p.slice, p.pad);
@@ -118,11 +143,13 @@ CUDA_KERNEL void prepare_rows(struct prep p)
     grid_begin();
     row_norm_fetch<PREP_THREADS>(&p.norm, p.n_cols);
     grid_wait();
+    if (p.form == GEMM_Q8) {
+        prep_q8(&p, x, from, end, part, sums);
+        return;
+    }
     r = row_norm_of<PREP_THREADS>(&p.norm, x, p.n_cols, part);
     if (p.form == GEMM_F16 || p.form == GEMM_BF16) {
         prep_half(&p, x, r, from, end, part);
-    } else if (p.form == GEMM_Q8) {
-        prep_q8(&p, x, r, from, end);
     } else {
         for (int32_t c = from + (int32_t)threadIdx.x; c < min(end, p.n_cols); c += PREP_THREADS) {
             p.xf[(size_t)blockIdx.x * p.pad + c] = row_normed(&p.norm, r, x[c], c);
@@ -178,8 +205,15 @@ int32_t cuda_gemm_pitch(enum dtype type, int32_t n_cols)
     return (int32_t)(((int64_t)n_cols * (type == DTYPE_F32 ? 4 : 2) + 63) / 64 * 64);
 }
 
+/* Norms whose factor may be apart. */
+static bool is_apart(const struct cuda_norm *norm, int32_t n_cols)
+{
+    return norm->w && !norm->b && !norm->layer && n_cols <= CODES_NORMED;
+}
+
 int cuda_gemm_prepare(struct cuda *cu, const struct cuda_norm *norm, const float *x, int32_t ldx,
-                      int32_t n, enum gemm_form form, bool exact, const struct gemm *g)
+                      int32_t n, int32_t n_apart, enum gemm_form form, bool exact,
+                      const struct gemm *g)
 {
     const struct cuda_scratch *s = &cu->scratch;
     struct prep prep = {};
@@ -198,22 +232,77 @@ int cuda_gemm_prepare(struct cuda *cu, const struct cuda_norm *norm, const float
     prep.pad = g->pad;
     prep.form = form;
     prep.exact = exact;
+    prep.n_apart = is_apart(&prep.norm, g->n_cols) ? n_apart : 0;
     prep.slice = slice_of(cu, n, g->pad);
     CUDA_LAUNCH_EARLY(cu, dim3((unsigned)n, cuda_div_up((uint64_t)g->pad, (uint64_t)prep.slice)),
                       dim3(PREP_THREADS), 0, prepare_rows, prep);
     return cuda_launched(cu, "prepare_rows");
 }
 
-static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form form,
-                   const struct gemm *g)
+/* Where one of the two rows of codes lies. */
+static struct cuda_codes row_codes(const struct cuda *cu, int i, const struct gemm *g)
 {
+    uint64_t cols = ((uint64_t)cu->limits.max_cols + 255) / 256 * 256;
+    struct cuda_codes c = {};
+
+    c.xq = cu->scratch.row_codes + (uint64_t)i * CUDA_CODES_BYTES(cols);
+    c.xd = reinterpret_cast<float *>(c.xq + cols);
+    c.xs = c.xd + cols / 32;
+    c.squares = c.xs + cols / 32;
+    c.blocks = g->n_cols / 32;
+    c.padded = g->pad / 32;
+    return c;
+}
+
+/* Has the kernel ahead make the codes of the one row that it gave, if it can; g is to read them. */
+static bool made_ahead(struct cuda *cu, const struct ops_matmul *p, const struct cuda_norm *norm,
+                       struct gemm *g)
+{
+    bool normed = norm->w != NULL;
+    const uint8_t *reads = NULL;
+    struct cuda_codes *ahead;
+    struct cuda_codes c;
+
+    if (p->rows.n != 1 || p->rows.n_decode != 1 || g->n_cols % 32 != 0 ||
+        (normed && !is_apart(norm, g->n_cols))) {
+        return false;
+    }
+    ahead = cuda_call_offered(cu, p->x, g->n_cols, &reads);
+    if (!ahead) {
+        return false;
+    }
+    c = row_codes(cu, 0, g);
+    c = reads == c.xq ? row_codes(cu, 1, g) : c;
+    c.w = norm->w;
+    c.squares = normed ? c.squares : NULL;
+    *ahead = c;
+    g->xq = c.xq;
+    g->xd = c.xd;
+    g->xs = c.xs;
+    g->xe = NULL;
+    g->squares = c.squares;
+    g->eps = norm->eps;
+    return true;
+}
+
+static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form form, struct gemm *g)
+{
+    const struct cuda_scratch *s = &cu->scratch;
     struct cuda_norm norm = cuda_norm_of(&p->norm);
     bool exact = false;
 
     for (int i = 0; i < p->n_parts; i++) {
         exact = exact || p->part[i].w->role == OPS_ROLE_EMBED;
     }
-    return cuda_gemm_prepare(cu, &norm, p->x, p->ldx, p->rows.n, form, exact, g);
+    if (form == GEMM_Q8 && !exact && made_ahead(cu, p, &norm, g)) {
+        return 0;
+    }
+    g->xq = s->xq;
+    g->xd = s->xd;
+    g->xs = s->xs;
+    g->xe = s->xe;
+    g->squares = NULL;
+    return cuda_gemm_prepare(cu, &norm, p->x, p->ldx, p->rows.n, p->rows.n_decode, form, exact, g);
 }
 
 /* Tokens [g->token0, g->token_end) of parts of one type. */

@@ -79,15 +79,19 @@ CUDA_INLINE void grid_wait(void)
 #define grid_ahead emu_grid_ahead
 #endif
 
-/* threadIdx.x, of which the compiler knows nothing: what is made of it is made anew in each turn of
- * a loop, where registers are scarcer than instructions. */
-CUDA_INLINE int thread_anew(void)
+/* i, of which the compiler knows nothing: what is made of it is made anew in each turn of a loop,
+ * where registers are scarcer than instructions. */
+CUDA_INLINE int anew(int i)
 {
-    int i = (int)threadIdx.x;
 #ifdef __CUDACC__
     asm volatile("" : "+r"(i));
 #endif
     return i;
+}
+
+CUDA_INLINE int thread_anew(void)
+{
+    return anew((int)threadIdx.x);
 }
 
 /* ---- number formats ------------------------------------------------------------------------- */
@@ -292,6 +296,32 @@ CUDA_INLINE float warp_max(float x)
         x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, m));
     }
     return x;
+}
+
+CUDA_INLINE uint32_t warp_max_u32(uint32_t x)
+{
+#ifdef __CUDACC__
+    return __reduce_max_sync(ALL_LANES, x);
+#else
+    for (int m = 16; m > 0; m >>= 1) {
+        uint32_t other = __shfl_xor_sync(ALL_LANES, x, m);
+
+        x = x > other ? x : other;
+    }
+    return x;
+#endif
+}
+
+CUDA_INLINE int32_t warp_sum_s32(int32_t x)
+{
+#ifdef __CUDACC__
+    return __reduce_add_sync(ALL_LANES, x);
+#else
+    for (int m = 16; m > 0; m >>= 1) {
+        x += __shfl_xor_sync(ALL_LANES, x, m);
+    }
+    return x;
+#endif
 }
 
 /* Over a block of n_warps <= 32 whole warps; `part` is shared (32). All threads get the result. */

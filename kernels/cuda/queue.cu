@@ -78,6 +78,11 @@ struct cuda_queue {
     uint64_t next_new; /* the clock from which on a new graph is tried; */
     uint64_t back;     /* and how many lists it waits when one is given back */
     int error;         /* of launches since the last cuda_launched */
+    struct {
+        const float *y; /* NULL: none */
+        int32_t n_cols;
+        const uint8_t *reads;
+    } offer; /* of the last call (cuda_call_offer) */
     uint8_t *bytes;
 };
 
@@ -490,6 +495,7 @@ int cuda_queue_flush(struct cuda *cu)
         q->now.n = 0;
         q->now.n_pointers = 0;
         q->now.n_bytes = 0;
+        q->offer.y = NULL;
     }
     joined = join(cu);
     q->branch = false;
@@ -534,6 +540,7 @@ void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, con
         cu->queue->error = cu->queue->error < 0 ? cu->queue->error : r;
         cu->queue->active = active;
     }
+    cu->queue->offer.y = NULL;
     *c = {};
     c->name = name;
     c->kernel = kernel;
@@ -575,6 +582,25 @@ void cuda_call_end(struct cuda *cu, struct cuda_call *c)
     q->now.call[q->now.n++] = *c;
     q->now.n_pointers += c->n_args;
     q->now.n_bytes = c->at + c->n_bytes;
+}
+
+void cuda_call_offer(struct cuda *cu, const float *y, int32_t n_cols, const uint8_t *reads)
+{
+    if (cu->queue->active) {
+        cu->queue->offer = {y, n_cols, reads};
+    }
+}
+
+struct cuda_codes *cuda_call_offered(struct cuda *cu, const float *x, int32_t n_cols,
+                                     const uint8_t **ret_reads)
+{
+    struct cuda_queue *q = cu->queue;
+
+    if (!q->offer.y || q->offer.y != x || q->offer.n_cols != n_cols) {
+        return NULL;
+    }
+    *ret_reads = q->offer.reads;
+    return static_cast<struct cuda_codes *>(q->now.pointer[q->now.n_pointers - 1]);
 }
 
 int cuda_queue_error(struct cuda *cu)

@@ -83,4 +83,21 @@ PTX_HALF2(__hsub2, a - b)
 PTX_HALF2(__hmin2, fmin(a, b))
 PTX_HALF2(__hmax2, fmax(a, b))
 
+static inline uint32_t __reduce_max_sync(unsigned mask, uint32_t x)
+{
+    for (int m = 16; m > 0; m >>= 1) {
+        uint32_t other = __shfl_xor_sync(mask, x, m);
+
+        x = x > other ? x : other;
+    }
+    return x;
+}
+static inline int __reduce_add_sync(unsigned mask, int x)
+{
+    for (int m = 16; m > 0; m >>= 1) {
+        x += __shfl_xor_sync(mask, x, m);
+    }
+    return x;
+}
+
 #endif
