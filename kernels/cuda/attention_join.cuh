@@ -10,8 +10,8 @@
 enum { JOIN_WARPS = 4, JOIN_LOADS = 8 };
 
 /* Block a row and query head: each warp adds every fourth chunk, in order, then the warps' sums are
- * added in order. `memory`: (JOIN_WARPS, v_dim), then weights of chunks. With `codes` the only row's
- * are made, too: heads are whole blocks of 32, and a warp ends with one. */
+ * added in order. `memory`: (JOIN_WARPS, v_dim), then weights of chunks. With `codes` those of the
+ * only row are made, too: heads are whole blocks of 32, and a warp ends with one. */
 CUDA_KERNEL void __launch_bounds__(JOIN_WARPS *WARP)
     decode_join(struct attend p, struct stream_plan plan, struct cuda_codes codes)
 {
