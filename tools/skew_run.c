@@ -432,6 +432,6 @@ bool skew_has_queries(const struct model *m, int32_t store)
 {
     const struct model_store *st = &m->stores[store];
 
-    return st->state_bytes == 0 && !(st->deep && m->h.wide) && st->k_dim == m->h.most.k_dim &&
+    return st->state_bytes == 0 && !st->deep && st->k_dim == m->h.most.k_dim &&
            st->k_dim <= KV_ROUND_MOST;
 }

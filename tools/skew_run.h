@@ -34,8 +34,8 @@ struct skew_model {
 /* Does the store have a skew? */
 bool skew_wanted(const struct model *m, int32_t store);
 
-/* Are queries and keys of the store of one kind, as a layer's projection gives them? Not in a wide
- * one, whose readers have maps of their own. */
+/* Are keys of the store rounded for its queries (engine/model/carry.h)? Not beyond SwiftKV's
+ * split. */
 bool skew_has_queries(const struct model *m, int32_t store);
 
 /* A store as an overlay's writer sees it; the run has closed the model by then. */

@@ -538,7 +538,16 @@ static int find_centers(struct finder *f)
     return r < 0 ? r : 0;
 }
 
-/* Maps of inputs to scores, of layers that have an input of their own and own a store. */
+/* An overlay's tensor that was found last, and that nothing here has a use for. */
+static void drop_last(struct finder *f, struct ops_weight *dst)
+{
+    f->m->n_params -= (uint64_t)dst->n_cols * (uint64_t)dst->n_rows;
+    f->m->n_list--;
+    *dst = (struct ops_weight){0};
+}
+
+/* Maps of inputs to scores, of layers that have an input of their own and own a store. Those of
+ * other layers stay unread: a word that needs them is refused. */
 static int find_scores(struct finder *f)
 {
     struct model *m = f->m;
@@ -548,18 +557,19 @@ static int find_scores(struct finder *f)
         const struct model_store *st = &m->stores[s];
         struct ops_weight *w = m->layers[st->layer].w;
 
-        if (st->state_bytes || st->deep) {
-            continue;
-        }
-        r = find_one(f, &arch_layer_tensors[LT_SCORE], st->layer, false, &w[LT_SCORE]);
-        if (r > 0) {
-            r = find_one(f, &arch_layer_tensors[LT_SCORE_B], st->layer, true, &w[LT_SCORE_B]);
+        r = st->state_bytes ? 0 : 1;
+        for (int t = LT_SCORE; t <= LT_SCORE_B && r > 0; t++) { /* both or none */
+            r = find_one(f, &arch_layer_tensors[t], st->layer, t == LT_SCORE_B, &w[t]);
+            if (r > 0 && st->deep) {
+                drop_last(f, &w[t]);
+            }
         }
     }
     return r < 0 ? r : 0;
 }
 
-/* How rounding errors of keys are carried on: an overlay brings what that is made of. */
+/* How rounding errors of keys are carried on: an overlay brings what that is made of. Keys of deep
+ * stores are asked by other queries than those of the base, on which it may have been made. */
 static int find_carries(struct finder *f)
 {
     struct model *m = f->m;
@@ -574,9 +584,8 @@ static int find_carries(struct finder *f)
             continue;
         }
         r = find_one(f, &arch_layer_tensors[LT_CARRY], st->layer, false, &w[LT_CARRY]);
-        if (r > 0 && !f->source->rounds) { /* the backend has no use for it */
-            w[LT_CARRY] = (struct ops_weight){0};
-            m->n_list--;
+        if (r > 0 && (st->deep || !f->source->rounds)) {
+            drop_last(f, &w[LT_CARRY]);
         } else if (r > 0) {
             r = carry_derive(m, s, at, at + 1, f->reterr);
             (void)snprintf(at[1].name, sizeof(at[1].name), "blk.%d.%s", st->layer,
