@@ -13,10 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/kv/kv.h"
-#include "engine/model/balance.h"
-#include "engine/model/carry.h"
-#include "engine/model/center.h"
 #include "engine/model/tensors_impl.h"
 
 /* 0 for a side that the file decides. Of the model's own tensors (layer < 0) those of the largest
@@ -172,9 +168,8 @@ static int look_up(struct finder *f, int32_t layer, const char *name, struct mod
     return tensors_lookup(f, w->name, ret);
 }
 
-/* Looks one tensor up and lists it. 1: there; 0: absent, and `required` was false. */
-static int find_one(struct finder *f, const struct tensor_row *row, int32_t layer, bool required,
-                    struct ops_weight *dst)
+int tensors_find_one(struct finder *f, const struct tensor_row *row, int32_t layer, bool required,
+                     struct ops_weight *dst)
 {
     struct model *m = f->m;
     const struct gguf_tensor *t = NULL;
@@ -229,7 +224,7 @@ static int find_one(struct finder *f, const struct tensor_row *row, int32_t laye
 
 static int find_global(struct finder *f, enum model_tensor t, bool required)
 {
-    int r = find_one(f, &arch_model_tensors[t], -1, required, &f->m->w[t]);
+    int r = tensors_find_one(f, &arch_model_tensors[t], -1, required, &f->m->w[t]);
 
     return r < 0 ? r : 0;
 }
@@ -321,7 +316,7 @@ static int find_own_output(struct finder *f, int32_t il)
     const struct tensor_row *row = &arch_layer_tensors[LT_SWIFT_O];
     struct model_layer *l = &f->m->layers[il];
     struct model_store *st = &f->m->stores[l->store];
-    int r = find_one(f, row, il, false, &l->w[LT_O]);
+    int r = tensors_find_one(f, row, il, false, &l->w[LT_O]);
 
     if (r >= 0 && l->owner) {
         st->own_output = r > 0;
@@ -356,7 +351,7 @@ static int find_layer(struct finder *f, int32_t il, int first, int last)
             own = r > 0; /* the base's factor is not of this one */
         }
         if (r == 0) {
-            r = find_one(f, &arch_layer_tensors[t], il, (required & bit) != 0, &l->w[t]);
+            r = tensors_find_one(f, &arch_layer_tensors[t], il, (required & bit) != 0, &l->w[t]);
         }
         if (r > 0 && !own && arch_layer_tensors[t].role == OPS_ROLE_MATMUL) {
             r = tensors_scale(f, il, t);
@@ -457,164 +452,6 @@ static int find_split(struct finder *f)
         r = !r && m->h.wide ? tensors_wide_rope(f, s) : r;
     }
     return r ? r : find_exit(f);
-}
-
-/* What a store's partial keys are made with: both tensors or none. */
-static int find_skews(struct finder *f)
-{
-    struct model *m = f->m;
-    int r = 0;
-
-    for (int32_t s = 0; !r && s < m->n_stores; s++) {
-        const struct model_store *st = &m->stores[s];
-        struct ops_weight *w = m->layers[st->layer].w;
-        int32_t n = st->n_k * st->k_dim * st->k_dim;
-
-        if (st->state_bytes || !geometry_is_predictable(st->layer, st->window)) {
-            continue;
-        }
-        if (st->deep && m->h.wide) {
-            r = tensors_wide_skew(f, st->layer);
-            continue;
-        }
-        r = find_one(f, &arch_layer_tensors[LT_SKEW], st->layer, false, &w[LT_SKEW]);
-        if (r > 0) {
-            r = find_one(f, &arch_layer_tensors[LT_COLUMNS], st->layer, true, &w[LT_COLUMNS]);
-            r = r > 0 ? 0 : r;
-        }
-        if (!r && w[LT_SKEW].n_cols && (w[LT_Q_NORM_WIDE].n_cols || m->h.q_gated)) {
-            return error_set(f->reterr, -ENOTSUP,
-                             "blk.%d.attn_skew.weight: not offered where queries %s", st->layer,
-                             m->h.q_gated ? "come with gates" : "are normed as one row");
-        }
-        if (!r && w[LT_SKEW].n_cols && (w[LT_SKEW].n_cols != n || w[LT_COLUMNS].n_cols != n)) {
-            r = error_set(f->reterr, -EBADMSG,
-                          "blk.%d.attn_skew.weight and attn_columns.weight must hold %d K heads of "
-                          "%d rows",
-                          st->layer, st->n_k, st->k_dim);
-        }
-    }
-    return r;
-}
-
-/* What a store's keys may be stored less: an overlay's, or what the K projection's bias becomes. */
-static int find_centers(struct finder *f)
-{
-    struct model *m = f->m;
-    int r = 0;
-
-    for (int32_t s = 0; r >= 0 && s < m->n_stores; s++) {
-        const struct model_store *st = &m->stores[s];
-        struct ops_weight *w = m->layers[st->layer].w;
-        int32_t n = st->n_k * st->k_dim;
-
-        if (st->state_bytes) {
-            continue;
-        }
-        r = find_one(f, &arch_layer_tensors[LT_CENTER], st->layer, false, &w[LT_CENTER]);
-        bool felt = m->h.attn_softcap > 0 || model_has_sinks(m);
-
-        if (r > 0 && (w[LT_CENTER].n_cols != n || felt)) {
-            return error_set(f->reterr, -EBADMSG,
-                             felt ? "blk.%d.attn_center.weight: the model caps its logits or has "
-                                    "sinks, which feel what keys are stored less (%d K heads of %d)"
-                                  : "blk.%d.attn_center.weight must hold %d K heads of %d",
-                             st->layer, st->n_k, st->k_dim);
-        }
-        if (r == 0) {
-            struct model_weight *at = &m->list[m->n_list];
-
-            r = center_derive(m, s, at);
-            if (r < 0) {
-                return error_set(f->reterr, r, "model: no memory for the centres of keys");
-            }
-            if (r > 0) {
-                (void)snprintf(at->name, sizeof(at->name), "blk.%d.%s", st->layer,
-                               arch_layer_tensors[LT_CENTER].name);
-                m->n_list++;
-            }
-        }
-    }
-    return r < 0 ? r : 0;
-}
-
-/* An overlay's tensor that was found last, and that nothing here has a use for. */
-static void drop_last(struct finder *f, struct ops_weight *dst)
-{
-    f->m->n_params -= (uint64_t)dst->n_cols * (uint64_t)dst->n_rows;
-    f->m->n_list--;
-    *dst = (struct ops_weight){0};
-}
-
-/* Maps of inputs to scores, of layers that have an input of their own and own a store. Those of
- * other layers stay unread: a word that needs them is refused. */
-static int find_scores(struct finder *f)
-{
-    struct model *m = f->m;
-    int r = 0;
-
-    for (int32_t s = 0; r >= 0 && s < m->n_stores; s++) {
-        const struct model_store *st = &m->stores[s];
-        struct ops_weight *w = m->layers[st->layer].w;
-
-        r = st->state_bytes ? 0 : 1;
-        for (int t = LT_SCORE; t <= LT_SCORE_B && r > 0; t++) { /* both or none */
-            r = find_one(f, &arch_layer_tensors[t], st->layer, t == LT_SCORE_B, &w[t]);
-            if (r > 0 && st->deep) {
-                drop_last(f, &w[t]);
-            }
-        }
-    }
-    return r < 0 ? r : 0;
-}
-
-/* How rounding errors of keys are carried on: an overlay brings what that is made of. Keys of deep
- * stores are asked by other queries than those of the base, on which it may have been made. */
-static int find_carries(struct finder *f)
-{
-    struct model *m = f->m;
-    int r = 0;
-
-    for (int32_t s = 0; r >= 0 && s < m->n_stores; s++) {
-        const struct model_store *st = &m->stores[s];
-        struct ops_weight *w = m->layers[st->layer].w;
-        struct model_weight *at = &m->list[m->n_list];
-
-        if (st->state_bytes || (st->deep && m->h.wide)) {
-            continue;
-        }
-        r = find_one(f, &arch_layer_tensors[LT_CARRY], st->layer, false, &w[LT_CARRY]);
-        if (r > 0 && (st->deep || !f->source->rounds)) {
-            drop_last(f, &w[LT_CARRY]);
-        } else if (r > 0) {
-            r = carry_derive(m, s, at, at + 1, f->reterr);
-            (void)snprintf(at[1].name, sizeof(at[1].name), "blk.%d.%s", st->layer,
-                           arch_layer_tensors[LT_CARRY_TURNED].name);
-            m->n_list++;
-        }
-    }
-    return r < 0 ? r : 0;
-}
-
-static int find_balances(struct finder *f)
-{
-    struct model *m = f->m;
-    int r = 0;
-
-    for (int32_t s = 0; r >= 0 && s < m->n_stores; s++) {
-        struct model_weight *at = &m->list[m->n_list];
-
-        r = m->stores[s].state_bytes ? 0 : balance_derive(m, s, at);
-        if (r < 0) {
-            return error_set(f->reterr, r, "model: no memory for the balance of keys");
-        }
-        if (r > 0) {
-            (void)snprintf(at->name, sizeof(at->name), "blk.%d.%s", m->stores[s].layer,
-                           arch_layer_tensors[LT_BALANCE].name);
-            m->n_list++;
-        }
-    }
-    return r < 0 ? r : 0;
 }
 
 /* A layer's tensor itself, or a factor that files may have beside it (tensors_scale.c). */
@@ -750,21 +587,7 @@ static int find_all(struct finder *f)
     if (!r) {
         r = find_global(f, MT_OUTPUT_B, false);
     }
-    if (!r) {
-        r = find_skews(f);
-    }
-    if (!r) {
-        r = find_centers(f);
-    }
-    if (!r) {
-        r = find_scores(f);
-    }
-    if (!r) {
-        r = find_balances(f);
-    }
-    if (!r) {
-        r = find_carries(f);
-    }
+    r = r ? r : tensors_cache(f);
     return r ? r : check_unused(f);
 }
 

@@ -27,6 +27,13 @@ int tensors_lookup(struct finder *f, const char *name, const struct gguf_tensor 
  * says. */
 int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d);
 
+/* tensors.c: looks one tensor up and lists it. 1: there; 0: absent, and `required` was false. */
+int tensors_find_one(struct finder *f, const struct tensor_row *row, int32_t layer, bool required,
+                     struct ops_weight *dst) WARN_UNUSED;
+
+/* tensors_cache.c: skews, centres, scores, balances and what keys are rounded by, of all stores. */
+int tensors_cache(struct finder *f) WARN_UNUSED;
+
 /* tensors_part.c: a tensor that files may hold in a larger one, Q, K and V of a layer as one, or
  * gate and up, of experts too: its rows there (of a bias: values), `total` in all. name NULL: by
  * itself. */
