@@ -278,25 +278,48 @@ static int32_t steps_until(struct engine *e, const struct run *talker, const str
     return talker->n_new - before;
 }
 
+/* The prompt is three chunks or more. Plain steps are short: they leave time for few units, though
+ * under a sanitizer for a whole chunk of 32 rows. */
+static bool steps_are_right(const struct setting *of, int32_t steps)
+{
+    return run_gap_target_ms || talker_urgency < 0 ? steps <= 3
+                                                   : steps >= (of->n_prompt > 128 ? 4 : 3);
+}
+
+/* An engine whose talker talks, and `ask` has begun to answer. A plain step during which other
+ * programs have the CPU looks long and leaves time for more units: it may be tried again. */
+static struct engine *start_both(const struct setting *of, const char *backend,
+                                 const struct engine_request *ask, struct run *talker,
+                                 struct run *beside)
+{
+    enum { TRIES = 5 };
+
+    for (int i = 1;; i++) {
+        struct engine *e = start(of, backend, talker);
+
+        run_submit(e, ask, beside);
+        int32_t steps = steps_until(e, talker, beside);
+
+        if (i == TRIES || steps_are_right(of, steps)) {
+            cr_expect(steps_are_right(of, steps), "%s, %s: %d steps", backend, of->kv, steps);
+            return e;
+        }
+        run_all(e);
+        run_clear(talker);
+        run_clear(beside);
+        engine_destroy(e);
+    }
+}
+
 static void compare(const struct setting *of, const char *backend, struct engine_request ask)
 {
     static struct run talker, alone, beside, quiet;
-    struct engine *e = start(of, backend, &talker);
 
     ask.prompt = ids;
     ask.n_prompt = of->n_prompt;
     ask.hidden = ask.kind == ENGINE_EMBED ? hidden[0] : NULL;
-    run_submit(e, &ask, &beside);
-    int32_t steps = steps_until(e, &talker, &beside);
+    struct engine *e = start_both(of, backend, &ask, &talker, &beside);
 
-    /* The prompt is three chunks or more. Plain steps are short: they leave time for few units,
-     * though under a sanitizer for a whole chunk of 32 rows. */
-    if (run_gap_target_ms || talker_urgency < 0) {
-        cr_expect(steps <= 3, "%s, %s: %d steps", backend, of->kv, steps);
-    } else {
-        cr_expect(steps >= (of->n_prompt > 128 ? 4 : 3), "%s, %s: %d steps", backend, of->kv,
-                  steps);
-    }
     run_all(e);
     cr_expect_eq(beside.progress, of->n_prompt);
     memset(hidden[1], 0, sizeof(hidden[1]));
