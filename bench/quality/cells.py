@@ -128,7 +128,7 @@ def scored(word, name, cases, ctx):
         word, "--tasks", f"tasks/{name}.jsonl", "--cases", str(cases)]}
 
 
-ASK = ["ask", "--text", "text/war-and-peace.txt", "--chars", "7000", "--cases", "26"]
+ASK = ["ask", "--text", "text/war-and-peace.txt", "--chars", "7000", "--cases", "13"]
 # Asked for by run.py --scored: answers by log-probability after five shots, two more of RULER's tasks, and larger samples of
 # the tasks above.
 SCORED = {
@@ -147,8 +147,23 @@ SCORED = {
     "repeat-200": {**TASKS["repeat"], "prompts": TASKS["repeat"]["prompts"] + ["--cases", "200"]},
     "summary-300": {**TASKS["summary"], "prompts": TASKS["summary"]["prompts"] + ["--cases", "300"]},
 }
+# Asked for by run.py --curve: one task for all policies, on any model, from which the curves of quality against bytes are drawn.
+# Budgets are of the context.
+CURVE = {
+    "curve": {"kind": "text", "text": "text/war-and-peace.txt", "ctx": 1024, "chunks": 8, "batch": 16},
+}
+CURVE_TYPES = ["kv8", "fp8", "k8v4", "kv4", "q8_0", "q4_0"]
+CURVE_EVICTING = {  # shares of the context, percent
+    "recency": (50, 25, 12), "h2o": (50, 25, 12), "keyformer": (50, 25, 12), "expected": (50, 25, 12), "snapkv": (50, 25),
+    "sinks:4+window": (50, 25, 12),
+}
+CURVE_BOTH = {
+    "kv8+recency": (50, 25), "kv4+recency": (50, 43, 25, 12), "kv4+expected": (50, 43, 25),
+}
+CURVE_READING = ["sparq:r=32,k=128", "sparq:r=16,k=128", "sparq:r=8,k=128", "kv8+sparq:r=16,k=128", "topv:128"]
 # The same run in seconds, on a model of any quality: for tests.
 TINY = {
+    "curve": {"ctx": 128, "chunks": 2, "batch": 4},
     "ppl-shakespeare-2k": {"ctx": 128, "chunks": 2, "batch": 4},
     "ablations": {"ctx": 128, "chunks": 1, "batch": 4},
     "ppl-war-and-peace-2k": {"ctx": 128, "chunks": 1, "batch": 4},
@@ -165,10 +180,11 @@ TINY.update({name: TINY.get(name.split("-")[0], {"prompts": ["--cases", "3"]}) f
 
 
 def tasks(tiny):
+    whole = {**TASKS, **SCORED, **CURVE}
     if not tiny:
-        return {**TASKS, **SCORED}
+        return whole
     ret = {}
-    for name, t in {**TASKS, **SCORED}.items():
+    for name, t in whole.items():
         ret[name] = {**t, **TINY[name]}
         if "prompts" in t:
             ret[name]["prompts"] = t["prompts"] + TINY[name]["prompts"]
@@ -227,8 +243,18 @@ SCORED_POLICIES = ["fp8", "kv4", "kv8", "kv4+recency:43%,min=16", "h2o:50%,min=1
 ASKED = ["kv4", "h2o:50%", "snapkv:50%", "keyformer:50%", "kv8+recency:50%", "kv4+snapkv:88%", "kv4+expected:88%"]
 
 
-def steps(tiny, reading=False, scored=False):
+def curve_at(methods):
+    return [f"{m}:{b}%ctx,min=16" for m, budgets in methods.items() for b in budgets]
+
+
+# The most telling first.
+STEPS_CURVE = [("curve", CURVE_TYPES + curve_at(CURVE_BOTH)), ("curve", curve_at(CURVE_EVICTING)), ("curve", CURVE_READING)]
+
+
+def steps(tiny, reading=False, scored=False, curve=False):
     """Two steps a task are enough to test the tools."""
+    if curve:
+        return STEPS_CURVE
     if scored:
         return [(t, ASKED if t.startswith("ask-") else SCORED_POLICIES) for t in SCORED]
     if reading:

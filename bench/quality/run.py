@@ -4,6 +4,7 @@
 
     bench/quality/run.py --model SmolLM2-135M-Instruct.Q4_1.gguf --data DIR --work DIR --out FILE.csv
 
+With --curve: all policies on one text, on any model, for plot_curve.py.
 With --scored: ARC-easy, COPA, OpenBookQA, Winograd and LAMBADA by log-probability after five shots, and larger samples.
 
 DIR of --data has text/ and tasks/ (bench/quality/cells.py names the files). Cells, their sizes and their order are in
@@ -93,7 +94,7 @@ def done(o, task, size):
 
 
 def steps_of(o):
-    return [(t, o.kv or policies) for t, policies in cells.steps(o.tiny, o.reading, o.scored)]
+    return [(t, o.kv or policies) for t, policies in cells.steps(o.tiny, o.reading, o.scored, o.curve)]
 
 
 # ---- making cells --------------------------------------------------------------------------------------------------
@@ -108,6 +109,8 @@ def command(o, task, size, policies, out):
         c += ["--prompts", prompts_of(o, task, size)]
     if o.skew and any(p in cells.FORETOLD for p in policies):
         c += ["--overlay", o.skew]
+    if o.overlay:
+        c += ["--overlay", o.overlay]
     for p in policies:
         c += ["--kv", p]
     return c
@@ -293,6 +296,8 @@ def main():
     a.add_argument("--tiny", action="store_true", help="sizes for a test of the tools, not for figures")
     a.add_argument("--reading", action="store_true", help="the methods that read part of the cache, instead")
     a.add_argument("--scored", action="store_true", help="answers by log-probability, and larger samples, instead")
+    a.add_argument("--curve", action="store_true", help="all policies on one text, for quality against bytes, instead")
+    a.add_argument("--overlay", metavar="FILE", help="for all cells (pipit-calibrate's); take a --work of its own")
     a.add_argument("--kv", action="append", help="this policy instead of those of cells.py; repeats")
     a.add_argument("--skew", metavar="FILE", help="pipit-skew's overlay for the model: without it infinigen is left out")
     a.add_argument("--collect", action="store_true", help="measure nothing, make the CSV")

@@ -114,3 +114,15 @@ def smallest(table, task, method):
     return best, measured
 
 
+def curve_point(t, policy):
+    """(percent of full's bytes, mean KL, half of its 95 % interval), or None."""
+    y, x = t.get("curve", policy, "mean KL"), t.get("curve", policy, "mean KL", "kv_share")
+    return None if y is None else (100 * x, y, t.half("curve", policy, "mean KL") or 0.0)
+
+
+def curves(t):
+    """[(method, is it a line?, its points)]: what was measured."""
+    ret = [(p, False, [curve_point(t, p)]) for p in cells.CURVE_TYPES]
+    for methods in (cells.CURVE_BOTH, cells.CURVE_EVICTING):
+        ret += [(m, True, [curve_point(t, p) for p in cells.curve_at({m: budgets})]) for m, budgets in methods.items()]
+    return [(m, line, have) for m, line, points in ret if (have := [p for p in points if p])]

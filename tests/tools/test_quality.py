@@ -467,6 +467,19 @@ repeat,{h2o50},all,4,20,2,50,0.5,6
         self.assertEqual([page.less_or_none(0.5, h) for h in (0.4, 0.5, None)], ["+0.50 ± 0.40", "+0.50 ± 0.50, none", "+0.50"])
         self.assertEqual(page.fill(got, page.Page(t)), got)
 
+    def test_curves(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as f:
+            f.write("task,policy,metric,n,value,se,kv_bytes,kv_share,tokens_per_step,mcnemar\n"
+                    "curve,kv8,mean KL,10,0.003,0.001,5,0.5,9,\ncurve,kv8,nll of chunk 0,10,3,,5,0.5,9,\n"
+                    "curve,kv8,nll of chunk 1,10,3,,5,0.5,9,\n"
+                    '"curve","h2o:50%ctx,min=16",mean KL,10,0.05,,5,0.25,9,\n"curve","h2o:12%ctx,min=16",mean KL,10,0.2,,1,0.06,9,\n')
+            f.flush()
+            t = tables.Table(f.name)
+        (kv8, line, points), h2o = tables.curves(t)
+        self.assertEqual((kv8, line, points[0][:2]), ("kv8", False, (50, 0.003)))
+        self.assertAlmostEqual(points[0][2], 0.012706, places=5)  # of two chunks
+        self.assertEqual(h2o, ("h2o", True, [(25, 0.05, 0.0), (6, 0.2, 0.0)]))
+
     def test_small_pictures(self):
         big = """<text style="font: 6.5px 'A B', 'C', 'D', sans-serif" x="56.45203" y="0.123456" id="m1.23456">12.34567</text>"""
         small = """<text style="font: 6.5px 'A B', sans-serif" x="56.45" y="0.123456" id="m1.23456">12.34567</text>"""
