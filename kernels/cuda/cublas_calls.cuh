@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CUDA_CUBLAS_CALLS_CUH
+#define PIPIT_KERNELS_CUDA_CUBLAS_CALLS_CUH
+
+/* What the files of cublasLt share: the library's calls, what it serves, one product. For these
+ * files alone, and only where the toolkit has its header. */
+
+#include "kernels/cuda/cublas.cuh"
+
+#if CUDA_LT
+
+#ifdef __CUDACC__
+#include <cublasLt.h>
+#else
+#include <emu_lt.cuh>
+#endif
+
+enum { LT_SHAPES = 64, LT_ALIGN = 16 };
+
+#define LT_CALLS(X)                                                                                \
+    X(Create)                                                                                      \
+    X(Destroy)                                                                                     \
+    X(GetVersion)                                                                                  \
+    X(GetStatusString)                                                                             \
+    X(Matmul)                                                                                      \
+    X(MatmulAlgoCheck)                                                                             \
+    X(MatmulAlgoConfigGetAttribute)                                                                \
+    X(MatmulAlgoGetHeuristic)                                                                      \
+    X(MatmulDescCreate)                                                                            \
+    X(MatmulDescDestroy)                                                                           \
+    X(MatmulDescSetAttribute)                                                                      \
+    X(MatmulPreferenceCreate)                                                                      \
+    X(MatmulPreferenceDestroy)                                                                     \
+    X(MatmulPreferenceSetAttribute)                                                                \
+    X(MatrixLayoutCreate)                                                                          \
+    X(MatrixLayoutDestroy)                                                                         \
+    X(MatrixLayoutSetAttribute)
+
+/* The library, open for the life of the process: it has threads and code on the device. */
+struct lt_calls {
+    void *library;
+    size_t version;
+#define LT_FIELD(name) decltype(&cublasLt##name) name;
+    LT_CALLS(LT_FIELD)
+#undef LT_FIELD
+};
+
+extern struct lt_calls lt_calls;
+
+struct lt_shape {
+    int32_t n_rows, n_cols;
+    bool bf16;
+    bool served;
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct cuda_lt {
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatrixLayout_t w[2], x[2], y; /* w, x: of f16, bf16; sizes are set before each use */
+    uint64_t workspace;
+    int32_t max_rows; /* of one product */
+    int32_t n_shapes, n_own;
+    struct lt_shape shape[LT_SHAPES];
+    char why[96]; /* the last shape that has no algorithm */
+};
+
+/* Elements from one row of the activations to the next. */
+static inline int32_t lt_x_pad(int32_t n_cols)
+{
+    return (n_cols + 255) / 256 * 256;
+}
+
+/* The same of sums in scratch. */
+static inline int64_t lt_sums_ld(int32_t n_rows)
+{
+    return (n_rows + 15) / 16 * 16;
+}
+
+/* cublas.cu: the layouts of a product of n rows of activations, its results `ldy` apart. */
+cublasStatus_t lt_set_layouts(struct cuda_lt *lt, const struct lt_shape *s, int32_t n, int64_t ldy);
+/* y (n, ldy) = x W^T, + y when `add`, by the shape's algorithm. */
+int lt_product(struct cuda *cu, const struct lt_shape *s, const uint8_t *w, const uint16_t *x,
+               int32_t n, float *y, int64_t ldy, bool add);
+
+/* cublas_choice.cu: the shape that a weight of this size and type has, or NULL. */
+struct lt_shape *lt_find(struct cuda_lt *lt, int32_t n_rows, int32_t n_cols, bool bf16);
+
+#endif
+
+#endif

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which algorithm of cublasLt serves a shape: taken once, when the first such weight is loaded
+ * (cublas.cu says by which rules). */
+
+#include "kernels/cuda/cublas_calls.cuh"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+#if CUDA_LT
+
+enum {
+    LT_TRIES = 8,   /* algorithms of one shape that are looked at */
+    TRIAL_ROWS = 3, /* that a trial compares: first, middle, last */
+};
+
+static bool config_of(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t what,
+                      uint32_t *ret)
+{
+    size_t n = 0;
+
+    *ret = 0;
+    return lt_calls.MatmulAlgoConfigGetAttribute(algo, what, ret, sizeof(*ret), &n) ==
+           CUBLAS_STATUS_SUCCESS;
+}
+
+static bool undivided(const cublasLtMatmulAlgo_t *algo)
+{
+    uint32_t split = 0;
+    uint32_t scheme = 0;
+
+    return config_of(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split) && split <= 1 &&
+           config_of(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme) &&
+           scheme == CUBLASLT_REDUCTION_SCHEME_NONE;
+}
+
+static bool takes_all(struct cuda_lt *lt, const struct lt_shape *s)
+{
+    for (int32_t n = 1; n <= lt->max_rows; n++) {
+        cublasLtMatmulHeuristicResult_t result = {};
+
+        if (lt_set_layouts(lt, s, n, lt_sums_ld(s->n_rows)) != CUBLAS_STATUS_SUCCESS ||
+            lt_calls.MatmulAlgoCheck(lt->handle, lt->desc, lt->w[s->bf16], lt->x[s->bf16], lt->y,
+                                     lt->y, &s->algo, &result) != CUBLAS_STATUS_SUCCESS ||
+            result.workspaceSize > lt->workspace) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Products of n equal rows: as they are, then added to that, the two forms that prompts ask for,
+ * with the distance of rows that they ask for. The first, the middle and the last row of each, to
+ * the host: (2, TRIAL_ROWS, n_rows). */
+static int trial(struct cuda *cu, const struct lt_shape *s, const uint8_t *w, int32_t n, float *ret)
+{
+    const struct cuda_scratch *c = &cu->scratch;
+    const int32_t rows[TRIAL_ROWS] = {0, n / 2, n - 1};
+    int64_t ld = lt_sums_ld(s->n_rows);
+    int r = 0;
+
+    for (int i = 0; i < 2 * TRIAL_ROWS && r == 0; i++) {
+        if (i % TRIAL_ROWS == 0) {
+            r = lt_product(cu, s, w, c->xh, n, c->lt_sums, ld, i > 0);
+        }
+        r = r < 0 ? r
+                  : cu->be.ops->read(&cu->be, ret + (size_t)i * s->n_rows,
+                                     c->lt_sums + rows[i % TRIAL_ROWS] * ld,
+                                     (uint64_t)s->n_rows * sizeof(float));
+    }
+    return r;
+}
+
+/* Rows for a trial, all the same: numbers of all mantissas from 2^-4 to 2^4, for with few bits
+ * every order of a sum gives the same. */
+static int fill_trial(struct cuda *cu, const struct lt_shape *s)
+{
+    const struct backend_ops *ops = cu->be.ops;
+    uint64_t pitch = (uint64_t)lt_x_pad(s->n_cols) * sizeof(uint16_t);
+    uint64_t bytes = pitch * (uint64_t)cu->lt->max_rows;
+    uint8_t *x = reinterpret_cast<uint8_t *>(cu->scratch.xh);
+    uint16_t *row = static_cast<uint16_t *>(malloc((size_t)pitch));
+    uint32_t state = 1;
+    int r;
+
+    for (int32_t i = 0; row && i < lt_x_pad(s->n_cols); i++) {
+        uint32_t mantissa_bits = s->bf16 ? 7 : 10;
+        uint32_t least = s->bf16 ? 127 - 4 : 15 - 4;
+
+        state = state * 1664525u + 1013904223u;
+        row[i] = (uint16_t)((state >> 31) << 15 | (least + (state >> 28 & 7)) << mantissa_bits |
+                            (state >> 8 & ((1u << mantissa_bits) - 1)));
+    }
+    r = row ? ops->write(&cu->be, x, row, pitch) : -ENOMEM;
+    for (uint64_t done = pitch; done < bytes && r == 0; done *= 2) {
+        r = ops->copy(&cu->be, x + done, x, done < bytes - done ? done : bytes - done);
+    }
+    r = r < 0 ? r : ops->sync(&cu->be);
+    free(row);
+    return r;
+}
+
+/* Has a row these bits in any company? 1, 0, or why that cannot be known. */
+static int same_bits(struct cuda *cu, const struct lt_shape *s, const uint8_t *w)
+{
+    static const int32_t counts[] = {1, 2, 8, 15, 16, 17, 33, 64, 65, 129, 257, 513, 1025};
+    struct cuda_lt *lt = cu->lt;
+    size_t n = (size_t)s->n_rows;
+    float *all = static_cast<float *>(malloc(4 * TRIAL_ROWS * n * sizeof(float)));
+    float *few = all ? all + 2 * TRIAL_ROWS * n : NULL;
+    bool same = true;
+    int r = all ? 0 : -ENOMEM;
+
+    r = r < 0 ? r : fill_trial(cu, s);
+    r = r < 0 ? r : trial(cu, s, w, lt->max_rows, all);
+    for (size_t i = 0; i <= sizeof(counts) / sizeof(counts[0]) && r == 0 && same; i++) {
+        int32_t rows = i > 0 ? counts[i - 1] : lt->max_rows; /* rows of one product first */
+
+        r = rows < lt->max_rows ? trial(cu, s, w, rows, few) : 0;
+        for (int j = 0; j < 2 * TRIAL_ROWS && r == 0 && same; j++) {
+            same = memcmp(all + (size_t)(j / TRIAL_ROWS * TRIAL_ROWS) * n,
+                          (rows < lt->max_rows ? few : all) + (size_t)j * n,
+                          n * sizeof(float)) == 0;
+        }
+    }
+    free(all);
+    return r < 0 ? r : same;
+}
+
+static int choose(struct cuda *cu, struct lt_shape *s, const uint8_t *w, const char **ret_why)
+{
+    struct cuda_lt *lt = cu->lt;
+    cublasLtMatmulHeuristicResult_t found[LT_TRIES] = {};
+    int n = 0;
+    int r = 0;
+
+    *ret_why = "no algorithm";
+    if (lt_set_layouts(lt, s, lt->max_rows, lt_sums_ld(s->n_rows)) != CUBLAS_STATUS_SUCCESS ||
+        lt_calls.MatmulAlgoGetHeuristic(lt->handle, lt->desc, lt->w[s->bf16], lt->x[s->bf16], lt->y,
+                                        lt->y, lt->preference, LT_TRIES, found,
+                                        &n) != CUBLAS_STATUS_SUCCESS) {
+        return 0;
+    }
+    for (int i = 0; i < n && i < LT_TRIES && !s->served && r >= 0; i++) {
+        s->algo = found[i].algo;
+        if (found[i].state != CUBLAS_STATUS_SUCCESS || found[i].workspaceSize > lt->workspace ||
+            !undivided(&s->algo)) {
+            continue;
+        }
+        *ret_why = "an algorithm that takes not all numbers of rows";
+        if (takes_all(lt, s)) {
+            r = same_bits(cu, s, w);
+            s->served = r > 0;
+            *ret_why = r < 0 ? "an error" : "bits that depend on the number of rows";
+        }
+    }
+    return r < 0 ? r : 0;
+}
+
+struct lt_shape *lt_find(struct cuda_lt *lt, int32_t n_rows, int32_t n_cols, bool bf16)
+{
+    for (int32_t i = 0; i < lt->n_shapes; i++) {
+        struct lt_shape *s = &lt->shape[i];
+
+        if (s->n_rows == n_rows && s->n_cols == n_cols && s->bf16 == bf16) {
+            return s;
+        }
+    }
+    return NULL;
+}
+
+int cuda_lt_weight(struct cuda *cu, const struct ops_weight *w)
+{
+    struct cuda_lt *lt = cu->lt;
+    bool bf16 = w->type == DTYPE_BF16;
+    const char *why = "";
+    struct lt_shape *s;
+    int r;
+
+    if (!lt || (!bf16 && w->type != DTYPE_F16) || w->role != OPS_ROLE_MATMUL || lt->max_rows < 1 ||
+        w->n_rows > cu->limits.max_outputs || w->n_cols > cu->limits.max_cols ||
+        lt_find(lt, w->n_rows, w->n_cols, bf16) || lt->n_shapes == LT_SHAPES) {
+        return 0;
+    }
+    s = &lt->shape[lt->n_shapes++];
+    *s = {};
+    s->n_rows = w->n_rows;
+    s->n_cols = w->n_cols;
+    s->bf16 = bf16;
+    r = choose(cu, s, static_cast<const uint8_t *>(w->device), &why);
+    if (!s->served) {
+        (void)snprintf(lt->why, sizeof(lt->why), "%s for %d x %d", why, w->n_rows, w->n_cols);
+        lt->n_own++;
+    }
+    if (!cu->lost) {
+        cu->news[0] = '\0'; /* the description says it */
+        return 0;
+    }
+    return r;
+}
+
+#endif
