@@ -12,8 +12,7 @@
 const int8_t gauss4_level[16] = {-127, -96, -75, -58, -44, -31, -18, -6,
                                  6,    18,  31,  44,  58,  75,  96,  127};
 
-/* Between |level| 8 + i and the next one: what is larger has the next one's code. */
-static const float upper[7] = {12, 24.5f, 37.5f, 51, 66.5f, 85.5f, 111.5f};
+const float gauss4_upper[7] = {12, 24.5f, 37.5f, 51, 66.5f, 85.5f, 111.5f};
 
 uint8_t gauss4_nearest(float x)
 {
@@ -21,7 +20,7 @@ uint8_t gauss4_nearest(float x)
     int i = 0;
 
     for (int j = 0; j < 7; j++) {
-        i += size > upper[j];
+        i += size > gauss4_upper[j];
     }
     return (uint8_t)(x < 0 ? 7 - i : 8 + i);
 }

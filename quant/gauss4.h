@@ -21,6 +21,9 @@ struct gauss4_block {
 
 extern const int8_t gauss4_level[16];
 
+/* Between gauss4_level[8 + i] and the next one: what is larger has the next one's code. */
+extern const float gauss4_upper[7];
+
 /* The code whose level is nearest to x, a value over its block's scale. */
 uint8_t gauss4_nearest(float x);
 

@@ -7,6 +7,7 @@
 
 #include "kernels/arm/arm.h"
 #include "kernels/cpu/kv_body.h"
+#include "kernels/cpu/kv_encode16_body.h"
 #include "kernels/cpu/kv_select_body.h"
 #include "kernels/cpu/kv_soft_body.h"
 #include "kernels/cpu/kv_store_body.h"
@@ -14,6 +15,7 @@
 void arm_table_kv_neon(struct cpu_table *t)
 {
     kv_body_set(t);
+    kv_encode16_body_set(t);
     kv_select_body_set(t);
     kv_soft_body_set(t);
     kv_store_body_set(t);

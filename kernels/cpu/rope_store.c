@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "kernels/cpu/kv.h"
+#include "kernels/cpu/kv_encode16.h"
 #include "kernels/hadamard.h"
 #include "kernels/kv_latest.h"
 #include "kernels/kv_round.h"
@@ -183,7 +184,7 @@ static uint16_t encode(const struct job *job, enum ops_kv_type type, const float
 {
     cpu_kv_encode_fn *fn = cpu_kv_encode(&job->cpu->table, type);
 
-    if (kv_page_by_slot(type)) {
+    if (!fn && kv_page_by_slot(type)) {
         kv_code_encode(type, x, dst, NULL, n);
         return 0;
     }
@@ -232,6 +233,30 @@ static bool takes_latest(const struct run *r, int32_t i, enum ops_kv_type type)
     return ops_kv_in_four_bits(type) && kv_latest_takes(r->seq, r->row - r->seq->row0 + i);
 }
 
+/* Scratch: t->v, of 64 heads. */
+static struct cpu_kv_encode16 lot_of(const struct kv_thread *t, enum ops_kv_type type,
+                                     const float *carry, int32_t n)
+{
+    return (struct cpu_kv_encode16){.type = type,
+                                    .carry = carry,
+                                    .x = t->v,
+                                    .codes = (uint8_t *)(t->v + (size_t)n * CPU_KV_ENCODE16),
+                                    .n = n};
+}
+
+/* The head of slot i of n: encoded with those of the slots around it. */
+static void take(const struct job *job, struct cpu_kv_encode16 *lot, const float *head, int32_t i,
+                 int32_t n, uint8_t *rows, size_t row_bytes, uint16_t *scales)
+{
+    cpu_kv_encode16_add(lot, head);
+    if (lot->n_heads == CPU_KV_ENCODE16 || i + 1 == n) {
+        int32_t from = i + 1 - lot->n_heads;
+
+        cpu_kv_encode16_end(&job->cpu->table, lot, rows + (size_t)from * row_bytes, row_bytes,
+                            scales ? scales + from : NULL);
+    }
+}
+
 static void store_k(const struct job *job, const struct kv_thread *t, const struct run *r,
                     uint8_t *page, int32_t head)
 {
@@ -251,12 +276,13 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
     size_t d2 = (size_t)l->k_dim * (size_t)l->k_dim;
 
     carry += carry ? (size_t)(r->group * l->k_heads + head) * d2 : 0;
+    struct cpu_kv_encode16 lot = lot_of(t, l->k_type, carry, l->k_dim);
+
     balance += balance ? (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim : 0;
     center += center ? (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim : 0;
     for (int32_t i = 0; i < r->n; i++) {
         const float *k = p->k + (size_t)(r->row + i) * (size_t)p->ldk +
                          (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim;
-        uint16_t scale;
 
         normalize(job, &p->k_norm, k, l->k_dim, t->row);
         if (!l->k_unrotated) {
@@ -272,15 +298,18 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
             hadamard_head(t->row, l->k_dim);
         }
         memset(t->row + l->k_dim, 0, (size_t)(pad - l->k_dim) * sizeof(float));
-        scale = carry ? kv_round_encode(l->k_type, carry, t->row, rows + (size_t)i * row_bytes,
-                                        l->k_dim)
-                      : encode(job, l->k_type, t->row, pad, rows + (size_t)i * row_bytes);
+        if (cpu_kv_encode16_is(l->k_type, carry)) {
+            take(job, &lot, t->row, i, r->n, rows, row_bytes, scales ? scales + first : NULL);
+        } else {
+            uint16_t scale = encode(job, l->k_type, t->row, pad, rows + (size_t)i * row_bytes);
+
+            if (scales) {
+                scales[first + i] = scale;
+            }
+        }
         if (takes_latest(r, i, l->k_type)) {
             kv_latest_store(kv_latest_k(&r->seq->kv, r->group, pos_of(r, i), head), t->row,
                             l->k_dim);
-        }
-        if (scales) {
-            scales[first + i] = scale;
         }
     }
     if (!by_slot) {
@@ -297,12 +326,12 @@ static void store_v(const struct job *job, const struct kv_thread *t, const stru
     int32_t pad = kv_page_pad(l->v_dim);
     int32_t first = r->slot % OPS_PAGE_SLOTS;
     uint16_t *scales = kv_page_v_scale(l, page, head);
+    struct cpu_kv_encode16 lot = lot_of(t, l->v_type, NULL, pad);
+    uint8_t *rows = kv_page_v(l, page, head) + (size_t)first * kv_page_v_row_bytes(l);
 
     for (int32_t i = 0; i < r->n; i++) {
         const float *v = p->v + (size_t)(r->row + i) * (size_t)p->ldv +
                          (size_t)(r->group * l->v_heads + head) * (size_t)l->v_dim;
-        uint8_t *dst = kv_page_v(l, page, head) + (size_t)(first + i) * kv_page_v_row_bytes(l);
-        uint16_t scale;
 
         if (pad != l->v_dim || r->seq->kv.v_hadamard) {
             memcpy(t->row, v, (size_t)l->v_dim * sizeof(float));
@@ -312,12 +341,18 @@ static void store_v(const struct job *job, const struct kv_thread *t, const stru
         if (r->seq->kv.v_hadamard) {
             hadamard_head(t->row, l->v_dim);
         }
-        scale = encode(job, l->v_type, v, pad, dst);
+        if (cpu_kv_encode16_is(l->v_type, NULL)) {
+            take(job, &lot, v, i, r->n, rows, kv_page_v_row_bytes(l), NULL);
+        } else {
+            uint16_t scale =
+                encode(job, l->v_type, v, pad, rows + (size_t)i * kv_page_v_row_bytes(l));
+
+            if (scales) {
+                scales[first + i] = scale;
+            }
+        }
         if (takes_latest(r, i, l->v_type)) {
             kv_latest_store(kv_latest_v(&r->seq->kv, r->group, pos_of(r, i), head), v, l->v_dim);
-        }
-        if (scales) {
-            scales[first + i] = scale;
         }
     }
 }

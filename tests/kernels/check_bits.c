@@ -2,7 +2,7 @@
 /* Every variant of a kernel of weights or rows gives the bits of the plain C one
  * (kernels/cpu/table.h), for every instruction set of this CPU: panels of all types by all numbers
  * of tokens up to two tiles, norms, quantised activations, the end of a matmul, soft-capping,
- * recurrent layers.
+ * recurrent layers. Heads of the cache that are encoded together have the bits of one alone.
  * Inputs are made here, directly in the packed layout. */
 
 #include <stdio.h>
@@ -11,7 +11,10 @@
 
 #include "base/cpu.h"
 #include "base/rng.h"
-#include "kernels/cpu/table.h"
+#include "kernels/cpu/kv_encode16.h"
+#include "kernels/kv_code.h"
+#include "kernels/kv_round.h"
+#include "quant/gauss4.h"
 
 enum { MAX_COLS = 512, MAX_TOKENS = 32, ROWS = 16 };
 
@@ -286,12 +289,71 @@ static void recurrent(const char *variant, const struct cpu_table *t, const stru
     }
 }
 
+/* Sizes follow a power of the head's number; one of zeros of both signs, one beyond f16. */
+static void make_heads(float *heads, int32_t n)
+{
+    fill(heads, CPU_KV_ENCODE16 * n);
+    for (int32_t i = 0; i < CPU_KV_ENCODE16 * n; i++) {
+        int32_t head = i / n;
+
+        heads[i] *= head == 3 ? 0 : head == 5 && i % 7 < 2 ? 3e6f : (float)(1 << head) * 1e-3f;
+    }
+}
+
+static void encoded(const char *variant, const struct cpu_table *t)
+{
+    static const int32_t lengths[] = {32, 64, 80, 96, 256};
+    static const int32_t counts[] = {1, 2, 7, 16};
+    static float carries[KV_ROUND_MOST * KV_ROUND_MOST];
+    static float heads[CPU_KV_ENCODE16 * KV_ROUND_MOST];
+    static float x[CPU_KV_ENCODE16 * KV_ROUND_MOST];
+    static uint8_t codes[CPU_KV_ENCODE16 * KV_ROUND_MOST];
+    static uint8_t got[CPU_KV_ENCODE16 * KV_ROUND_MOST];
+    static uint8_t want[CPU_KV_ENCODE16 * KV_ROUND_MOST];
+
+    for (int32_t k = 0; k < 3 * 5 * 4; k++) {
+        enum ops_kv_type type = k < 20 ? OPS_KV_FP8 : OPS_KV_G4;
+        const float *carry = k < 40 ? carries : NULL;
+        int32_t n = lengths[k / 4 % 5];
+        size_t bytes = (size_t)ops_kv_type_bytes(type, n);
+        uint16_t scales[2][CPU_KV_ENCODE16] = {0};
+        struct cpu_kv_encode16 e = {.type = type, .carry = carry, .x = x, .codes = codes, .n = n};
+
+        if (type == OPS_KV_G4 && n % GAUSS4_BLOCK) {
+            continue;
+        }
+        make_heads(heads, n);
+        fill(carries, n * n);
+        for (int32_t i = 0; i < n * n; i++) { /* no key grows without end */
+            carries[i] *= i % n < i / n ? 2.0f / (float)n : 0;
+        }
+        for (int32_t i = 0; i < counts[k % 4]; i++) {
+            /* those of large numbers, too, where few are taken */
+            const float *head = heads + (size_t)((i * 3 + k % 16) % CPU_KV_ENCODE16 * n);
+            uint8_t *to = want + (size_t)i * bytes;
+
+            cpu_kv_encode16_add(&e, head);
+            if (carry) {
+                scales[1][i] = kv_round_encode(type, carry, head, to, n);
+            } else {
+                kv_code_encode(type, head, to, NULL, n);
+            }
+        }
+        memset(got, 0xa5, sizeof(got));
+        cpu_kv_encode16_end(t, &e, got, bytes, type == OPS_KV_FP8 ? scales[0] : NULL);
+        same(variant, carry ? ops_kv_type_name(type) : "4 bits", n, got, want,
+             (size_t)counts[k % 4] * bytes);
+        same(variant, "scales", n, scales[0], scales[1], sizeof(scales[0]));
+    }
+}
+
 int main(void)
 {
     struct cpu_table plain;
     int n_run = 0;
 
     cpu_table_init(&plain, 0);
+    encoded("plain C", &plain);
     for (size_t i = 0; i < sizeof(variants) / sizeof(variants[0]); i++) {
         struct cpu_table t;
 
@@ -304,6 +366,7 @@ int main(void)
         rows(variants[i].name, &t, &plain);
         ends(variants[i].name, &t, &plain);
         recurrent(variants[i].name, &t, &plain);
+        encoded(variants[i].name, &t);
         printf("%s: done\n", variants[i].name);
         n_run++;
     }
