@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The model runs as ever, on the backend cpu with an f32 cache, but through a table of operations
- * in which two are taps: attention, whose queries are added up before it runs, and the product of a
- * layer's query projection, whose input is the layer's. Layers run in order, so a count tells
- * which. Keys are read from the cache when all is done. */
+/* A tapped run (tools/tapped.h): of attention the queries are added up before it runs, of a layer's
+ * query projection the input is the layer's. Keys are read from the cache when all is done. */
 
 #include "tools/skew_run.h"
 
@@ -14,27 +12,18 @@
 
 #include "base/memory.h"
 #include "engine/kv/seq/cache.h"
-#include "engine/model/forward.h"
 #include "engine/text/tok.h"
 #include "kernels/kv_round.h"
+#include "tools/tapped.h"
 
-enum { CHUNK = 512, REPORTED_ROWS = 16 };
+enum { REPORTED_ROWS = 16 };
 
 struct run {
-    struct model *m;
-    const struct backend_ops *ops; /* the backend's own */
-    struct backend_ops tapped;
-    struct backend *be;
-    struct geometry_store *stores;
-    struct cache *cache;
-    struct forward *forward;
-    int32_t seq;
-    int32_t layer; /* whose attention runs next */
+    struct tapped t;
     struct skew_sums *sums;
     /* report: */
     bool reports;
-    bool last;      /* chunk */
-    float *before;  /* (CHUNK, n_embd): input of the layer before */
+    float *before;  /* (TAPPED_CHUNK, n_embd): input of the layer before */
     double *cosine; /* (n_layers): sums over rows */
     bool counts;    /* reach */
     bool means;     /* skew_job.means */
@@ -60,7 +49,7 @@ static void add_query(const float *q, int32_t d, double *qq, double *size)
 
 static void add_queries(struct run *r, const struct ops_attention *p, int32_t store)
 {
-    const struct model *m = r->m;
+    const struct model *m = r->t.m;
     size_t d = (size_t)m->h.most.k_dim;
 
     for (int32_t row = 0; row < p->rows.n; row++) {
@@ -86,20 +75,15 @@ static int by_size(const void *a, const void *b)
 /* Keys of one head and store into r->k. */
 static int fetch_keys(struct run *r, const struct ops_kv *kv, int32_t head, int32_t n)
 {
-    const struct ops_kv_layout *l = kv->layout;
-    size_t d = (size_t)l->k_dim;
-    uint8_t *slot = malloc(ops_kv_slot_bytes(l));
-    int e = slot ? 0 : -ENOMEM;
+    size_t d = (size_t)kv->layout->k_dim;
+    int e = 0;
 
     for (int32_t i = 0; !e && i < n; i++) {
-        struct ops_kv_slots p = {
-            .kv = kv, .group = head / l->k_heads, .slot0 = i, .n_slots = 1, .host = slot};
+        const float *key;
 
-        e = r->ops->kv_export(r->be, &p);
-        memcpy(r->k + (size_t)i * d, slot + (size_t)(head % l->k_heads) * d * sizeof(float),
-               d * sizeof(float));
+        e = tapped_key(&r->t, kv, head, i, &key);
+        memcpy(r->k + (size_t)i * d, key, d * sizeof(*key));
     }
-    free(slot);
     return e;
 }
 
@@ -148,32 +132,34 @@ static int count_keys(struct run *r, const struct ops_attention *p)
             n_counts++;
         }
     }
-    r->sums->reach[r->layer] = (double)n_keys / (double)n_counts;
+    r->sums->reach[r->t.layer] = (double)n_keys / (double)n_counts;
     return 0;
 }
 
 static int tap_attention(struct backend *be, const struct ops_attention *p)
 {
-    int32_t store = tap->m->layers[tap->layer].store;
+    int32_t store = tap->t.m->layers[tap->t.layer].store;
     int e = 0;
 
-    if (tap->means ? skew_has_queries(tap->m, store) : skew_wanted(tap->m, store)) {
+    if (tap->means ? skew_has_queries(tap->t.m, store) : skew_wanted(tap->t.m, store)) {
         add_queries(tap, p, store);
     }
-    if (tap->counts && tap->last && !tap->m->layers[tap->layer].local) {
+    if (tap->counts && tap->t.pos0 + TAPPED_CHUNK >= tap->t.n_all &&
+        !tap->t.m->layers[tap->t.layer].local) {
         e = count_keys(tap, p);
     }
-    tap->layer++;
-    return e ? e : tap->ops->attention(be, p);
+    tap->t.layer++;
+    return e ? e : tap->t.ops->attention(be, p);
 }
 
 static int tap_matmul(struct backend *be, const struct ops_matmul *p)
 {
-    int32_t layer = tap->layer;
-    int32_t n = tap->m->h.n_embd;
+    int32_t layer = tap->t.layer;
+    int32_t n = tap->t.m->h.n_embd;
 
-    if (tap->reports && layer < tap->m->h.n_layers &&
-        p->part[0].w == &tap->m->layers[layer].w[tap->m->layers[layer].deep ? LT_SWIFT_Q : LT_Q]) {
+    if (tap->reports && layer < tap->t.m->h.n_layers &&
+        p->part[0].w ==
+            &tap->t.m->layers[layer].w[tap->t.m->layers[layer].deep ? LT_SWIFT_Q : LT_Q]) {
         for (int32_t row = 0; row < p->rows.n; row++) {
             const float *x = p->x + (size_t)row * (size_t)p->ldx;
             float *before = tap->before + (size_t)row * (size_t)n;
@@ -191,97 +177,21 @@ static int tap_matmul(struct backend *be, const struct ops_matmul *p)
         }
         tap->n_rows += layer == 0 ? p->rows.n : 0;
     }
-    return tap->ops->matmul(be, p);
+    return tap->t.ops->matmul(be, p);
 }
 
 /* ---- the run ----------------------------------------------------------------------------------
  */
 
-static int make(struct run *r, int32_t n_tokens, int n_threads, atomic_int *interrupt,
-                struct error *reterr)
-{
-    struct model *m = r->m;
-    struct backend_config config = {.n_threads = n_threads, .cpu_mask = UINT32_MAX};
-    struct backend_limits limits = {
-        .max_rows = CHUNK, .max_decode = 1, .max_seqs = 1, .max_slots = n_tokens};
-    struct forward_limits fl = {.max_rows = CHUNK, .max_seqs = 1, .max_logits = 1};
-    struct geometry_config sc = {.ops = &r->tapped,
-                                 .n_stores = m->n_stores,
-                                 .ctx = n_tokens,
-                                 .n_seqs = 1,
-                                 .max_chunk = CHUNK,
-                                 .n_q = m->h.most.n_q};
-    struct geometry geometry = {0};
-    int e = backend_find("cpu", &r->ops, reterr);
-
-    e = e ? e : policy_parse_mix("f32", &sc.mix, reterr);
-    e = e ? e : r->ops->create(&config, &r->be, reterr);
-    if (e) {
-        return e;
-    }
-    r->tapped = *r->ops;
-    r->tapped.attention = tap_attention;
-    r->tapped.matmul = tap_matmul;
-    for (int32_t i = 0; i < m->n_stores; i++) {
-        r->stores[i] = (struct geometry_store){.layer = m->stores[i].layer,
-                                               .n_k = m->stores[i].n_k,
-                                               .n_v = m->stores[i].n_v,
-                                               .k_dim = m->stores[i].k_dim,
-                                               .v_dim = m->stores[i].v_dim,
-                                               .window = m->stores[i].window,
-                                               .deep = m->stores[i].deep};
-    }
-    sc.stores = r->stores;
-    model_limits(m, &limits);
-    e = geometry_make(&sc, &geometry, reterr);
-    e = e ? e : kv_create(&geometry, r->be, &r->cache, reterr);
-    e = e ? e : r->ops->reserve(r->be, &limits, reterr);
-    e = e ? e : model_load(m, &r->tapped, r->be, &config, NULL, NULL, reterr);
-    return e ? e : forward_create(m, &fl, interrupt, &r->forward, reterr);
-}
-
-static int feed(struct run *r, const int32_t *ids, int32_t n_tokens, struct error *reterr)
-{
-    struct geometry_text text = {.n_prompt = n_tokens, .n_tokens = n_tokens};
-    int e;
-
-    r->seq = kv_admit(r->cache, &kv_mix(r->cache)->part[0].policy, 1, &text, ids, 0);
-    e = r->seq < 0 ? r->seq : 0;
-    for (int32_t pos = 0; !e && pos < n_tokens; pos += CHUNK) {
-        int32_t n = n_tokens - pos < CHUNK ? n_tokens - pos : CHUNK;
-        struct kv_rows rows = {.seq = r->seq,
-                               .n_rows = n,
-                               .pos0 = pos,
-                               .n_beyond = n,
-                               .chunk_pos0 = pos,
-                               .chunk_rows = n};
-        struct forward_batch b = {
-            .kv = r->cache, .rows = {n, 0}, .ids = ids + pos, .n_seqs = 1, .seqs = &rows};
-
-        e = kv_step_prepare(r->cache, r->seq, n);
-        if (e) {
-            break;
-        }
-        r->layer = 0;
-        r->last = pos + CHUNK >= n_tokens;
-        kv_step_begin(r->cache);
-        kv_step_add(r->cache, &rows);
-        forward_begin(r->forward, &b);
-        e = forward_run(r->forward);
-        kv_step_commit(r->cache, r->seq, n);
-    }
-    return e ? error_set_errno(reterr, e, "the model did not run") : 0;
-}
-
 static int add_keys(struct run *r, int32_t n_tokens, struct error *reterr)
 {
-    size_t d = (size_t)r->m->h.most.k_dim;
+    size_t d = (size_t)r->t.m->h.most.k_dim;
     int e = 0;
 
-    for (int32_t s = 0; s < r->m->n_stores; s++) {
-        struct ops_kv kv = cache_store_kv(r->cache, r->seq, s);
+    for (int32_t s = 0; s < r->t.m->n_stores; s++) {
+        struct ops_kv kv = cache_store_kv(r->t.cache, r->t.seq, s);
 
-        for (int32_t h = 0; !e && h < r->m->stores[s].n_k && skew_wanted(r->m, s); h++) {
+        for (int32_t h = 0; !e && h < r->t.m->stores[s].n_k && skew_wanted(r->t.m, s); h++) {
             double *size = r->sums->size + ((size_t)s * (size_t)r->sums->heads + (size_t)h) * d;
 
             e = fetch_keys(r, &kv, h, n_tokens);
@@ -296,14 +206,14 @@ static int add_keys(struct run *r, int32_t n_tokens, struct error *reterr)
 /* The mean key of every head and store; of a ring, over what it holds. */
 static int average_keys(struct run *r, int32_t n_tokens, struct error *reterr)
 {
-    size_t d = (size_t)r->m->h.most.k_dim;
+    size_t d = (size_t)r->t.m->h.most.k_dim;
     int e = 0;
 
-    for (int32_t s = 0; s < r->m->n_stores; s++) {
-        struct ops_kv kv = cache_store_kv(r->cache, r->seq, s);
+    for (int32_t s = 0; s < r->t.m->n_stores; s++) {
+        struct ops_kv kv = cache_store_kv(r->t.cache, r->t.seq, s);
         int32_t n = kv.slot_pos && kv.cap < n_tokens ? kv.cap : n_tokens;
 
-        for (int32_t h = 0; !e && h < r->m->stores[s].n_k; h++) {
+        for (int32_t h = 0; !e && h < r->t.m->stores[s].n_k; h++) {
             double *mean = r->sums->mean + ((size_t)s * (size_t)r->sums->heads + (size_t)h) * d;
 
             e = fetch_keys(r, &kv, h, n);
@@ -318,7 +228,7 @@ static int average_keys(struct run *r, int32_t n_tokens, struct error *reterr)
 static void print_report(const struct run *r, FILE *out)
 {
     (void)fprintf(out, "layer  cosine with the layer before's input  keys for 0.9 of the weight\n");
-    for (int32_t il = 0; il < r->m->h.n_layers; il++) {
+    for (int32_t il = 0; il < r->t.m->h.n_layers; il++) {
         double keys = r->sums->reach[il];
 
         if (il == 0) {
@@ -330,16 +240,9 @@ static void print_report(const struct run *r, FILE *out)
     }
 }
 
-static void finish(struct run *r, struct skew_model *m)
+static void finish(struct run *r)
 {
-    forward_destroy(r->forward);
-    kv_destroy(r->cache);
-    model_close(m->model);
-    m->model = NULL;
-    if (r->be) {
-        r->ops->destroy(r->be);
-    }
-    free(r->stores);
+    tapped_finish(&r->t);
     free(r->before);
     free(r->cosine);
     free(r->k);
@@ -369,12 +272,11 @@ int skew_run(struct skew_model *model, const struct skew_job *job, const char *t
              struct skew_sums *ret, struct error *reterr)
 {
     struct model *m = model->model;
-    struct run r = {.m = m,
+    struct run r = {.t.m = m,
                     .sums = ret,
                     .reports = job->report != NULL,
                     .counts = job->report || job->means,
                     .means = job->means};
-    atomic_int interrupt = 0;
     size_t d = (size_t)m->h.most.k_dim;
     size_t n_heads = 1;
     int32_t *ids = NULL;
@@ -391,25 +293,25 @@ int skew_run(struct skew_model *model, const struct skew_job *job, const char *t
         .reach = calloc((size_t)m->h.n_layers, sizeof(*ret->reach)),
         .heads = (int32_t)n_heads,
     };
-    r.stores = calloc((size_t)m->n_stores, sizeof(*r.stores));
-    r.before = calloc((size_t)CHUNK * (size_t)m->h.n_embd, sizeof(*r.before));
+    r.before = calloc((size_t)TAPPED_CHUNK * (size_t)m->h.n_embd, sizeof(*r.before));
     r.cosine = calloc((size_t)m->h.n_layers, sizeof(*r.cosine));
     r.k = calloc((size_t)job->n_tokens * d, sizeof(*r.k));
     r.weight = calloc((size_t)job->n_tokens, sizeof(*r.weight));
     tap = &r;
-    e = ret->qq && ret->queries && ret->mean && ret->size && ret->reach && r.stores && r.before &&
-                r.cosine && r.k && r.weight
+    e = ret->qq && ret->queries && ret->mean && ret->size && ret->reach && r.before && r.cosine &&
+                r.k && r.weight
             ? 0
             : error_set(reterr, -ENOMEM, "no memory");
     e = e ? e : tokenize(model, text, len, job->n_tokens, &ids, reterr);
-    e = e ? e : make(&r, job->n_tokens, job->n_threads, &interrupt, reterr);
-    e = e ? e : feed(&r, ids, job->n_tokens, reterr);
+    e = e ? e : tapped_make(&r.t, job->n_tokens, job->n_threads, tap_attention, tap_matmul, reterr);
+    e = e ? e : tapped_feed(&r.t, ids, reterr);
     e = e ? e : (job->means ? average_keys : add_keys)(&r, job->n_tokens, reterr);
     if (!e && job->report) {
         print_report(&r, job->report);
     }
     free(ids);
-    finish(&r, model);
+    finish(&r);
+    model->model = NULL;
     return e;
 }
 

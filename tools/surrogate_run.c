@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The model runs as ever, on the backend cpu with an f32 cache, but through a table of operations
- * in which two are taps: the product of a layer's query projection, whose normed input is kept, and
- * attention, of whose queries those of the second reading are weighed against all keys. Layers run
- * in order, so a count tells which. */
+/* A tapped run (tools/tapped.h): of a layer's query projection the normed input is kept, of
+ * attention the queries of the second reading are weighed against all keys. */
 
 #include "tools/surrogate_run.h"
 
@@ -12,35 +10,22 @@
 #include <string.h>
 
 #include "engine/kv/seq/cache.h"
-#include "engine/model/forward.h"
 #include "engine/model/tensors.h"
-
-enum { CHUNK = 512 };
+#include "tools/tapped.h"
 
 struct run {
-    struct model *m;
+    struct tapped t;
     const struct surrogate_job *job;
-    const struct backend_ops *ops; /* the backend's own */
-    struct backend_ops tapped;
-    struct backend *be;
-    struct geometry_store *stores;
-    struct cache *cache;
-    struct forward *forward;
-    int32_t seq;
-    int32_t layer; /* whose attention runs next */
-    int32_t pos0;  /* of the chunk */
     int32_t first; /* position of the first reading, */
     int32_t again; /* and of the second */
-    int32_t n_all; /* positions */
     float *x;      /* (n_layers, n_text, n_embd): of the first reading */
     float *best;   /* (n_layers, n_q, n_text) */
     float *gram;   /* (n_layers, n_q, v_dim, v_dim): Wo^T Wo of a head */
-    float *normed; /* (CHUNK, n_embd) */
-    float *length; /* (CHUNK): of its rows */
+    float *normed; /* (TAPPED_CHUNK, n_embd) */
+    float *length; /* (TAPPED_CHUNK): of its rows */
     float *k;      /* (k_dim, n_all): of one head */
     float *weight; /* (n_all) */
     float *y;      /* (n_text, n_k) */
-    uint8_t *slot;
 };
 
 static struct run *tap; /* operations are told their backend only */
@@ -53,23 +38,17 @@ static bool wanted(const struct model *m, int32_t layer)
 /* Keys of one head of positions [0, n), dim by dim. */
 static int fetch_keys(struct run *r, const struct ops_kv *kv, int32_t head, int32_t n)
 {
-    const struct ops_kv_layout *l = kv->layout;
-    int32_t d = l->k_dim;
+    int e = 0;
 
-    for (int32_t i = 0; i < n; i++) {
-        struct ops_kv_slots p = {
-            .kv = kv, .group = head / l->k_heads, .slot0 = i, .n_slots = 1, .host = r->slot};
-        int e = r->ops->kv_export(r->be, &p);
-        const float *k = (const float *)(const void *)r->slot + head % l->k_heads * d;
+    for (int32_t i = 0; !e && i < n; i++) {
+        const float *key;
 
-        if (e) {
-            return e;
-        }
-        for (int32_t j = 0; j < d; j++) {
-            r->k[(size_t)j * (size_t)r->n_all + (size_t)i] = k[j];
+        e = tapped_key(&r->t, kv, head, i, &key);
+        for (int32_t j = 0; j < kv->layout->k_dim; j++) {
+            r->k[(size_t)j * (size_t)r->t.n_all + (size_t)i] = key[j];
         }
     }
-    return 0;
+    return e;
 }
 
 /* What one query of the second reading gives to the first's slots. */
@@ -82,7 +61,7 @@ static void weigh(struct run *r, const float *q, int32_t d, float scale, float l
 
     memset(w, 0, (size_t)n * sizeof(*w));
     for (int32_t j = 0; j < d; j++) {
-        const float *k = r->k + (size_t)j * (size_t)r->n_all;
+        const float *k = r->k + (size_t)j * (size_t)r->t.n_all;
         float x = q[j] * scale;
 
         for (int32_t s = 0; s < n; s++) {
@@ -115,7 +94,7 @@ static int weigh_rows(struct run *r, const struct ops_attention *p)
 
     for (int32_t h = 0; h < p->n_q; h++) {
         int e = h % share ? 0 : fetch_keys(r, &seq->kv, h / share, seq->pos0 + seq->n_rows);
-        float *best = r->best + ((size_t)r->layer * (size_t)p->n_q + (size_t)h) * (size_t)n_text;
+        float *best = r->best + ((size_t)r->t.layer * (size_t)p->n_q + (size_t)h) * (size_t)n_text;
 
         if (e) {
             return e;
@@ -136,17 +115,17 @@ static int tap_attention(struct backend *be, const struct ops_attention *p)
 {
     int e = 0;
 
-    if (wanted(tap->m, tap->layer) && tap->pos0 + p->rows.n > tap->again) {
+    if (wanted(tap->t.m, tap->t.layer) && tap->t.pos0 + p->rows.n > tap->again) {
         e = weigh_rows(tap, p);
     }
-    tap->layer++;
-    return e ? e : tap->ops->attention(be, p);
+    tap->t.layer++;
+    return e ? e : tap->t.ops->attention(be, p);
 }
 
 /* Keeps the rows' normed inputs. */
 static int keep_inputs(struct run *r, const struct ops_matmul *p)
 {
-    int32_t n = r->m->h.n_embd;
+    int32_t n = r->t.m->h.n_embd;
     struct ops_norm_op norm = {.rows = p->rows,
                                .norm = p->norm,
                                .x = p->x,
@@ -154,11 +133,11 @@ static int keep_inputs(struct run *r, const struct ops_matmul *p)
                                .ldx = p->ldx,
                                .ldy = n,
                                .n_cols = n};
-    int e = p->norm.w ? r->ops->norm(r->be, &norm) : 0;
+    int e = p->norm.w ? r->t.ops->norm(r->t.be, &norm) : 0;
 
     for (int32_t row = 0; !e && row < p->rows.n; row++) {
         float *x = r->normed + (size_t)row * (size_t)n;
-        int32_t at = r->pos0 + row - r->first;
+        int32_t at = r->t.pos0 + row - r->first;
         double sum = 0;
 
         if (!p->norm.w) {
@@ -169,7 +148,7 @@ static int keep_inputs(struct run *r, const struct ops_matmul *p)
         }
         r->length[row] = (float)sqrt(sum);
         if (at >= 0 && at < r->job->n_text) {
-            memcpy(r->x + ((size_t)r->layer * (size_t)r->job->n_text + (size_t)at) * (size_t)n, x,
+            memcpy(r->x + ((size_t)r->t.layer * (size_t)r->job->n_text + (size_t)at) * (size_t)n, x,
                    (size_t)n * sizeof(*x));
         }
     }
@@ -178,65 +157,23 @@ static int keep_inputs(struct run *r, const struct ops_matmul *p)
 
 static int tap_matmul(struct backend *be, const struct ops_matmul *p)
 {
-    const struct model *m = tap->m;
+    const struct model *m = tap->t.m;
     int e = 0;
 
-    if (tap->layer < m->h.n_layers && wanted(m, tap->layer) &&
-        p->part[0].w == &m->layers[tap->layer].w[LT_Q]) {
+    if (tap->t.layer < m->h.n_layers && wanted(m, tap->t.layer) &&
+        p->part[0].w == &m->layers[tap->t.layer].w[LT_Q]) {
         e = keep_inputs(tap, p);
     }
-    return e ? e : tap->ops->matmul(be, p);
+    return e ? e : tap->t.ops->matmul(be, p);
 }
 
 /* ---- the run ----------------------------------------------------------------------------------
  */
 
-static int make(struct run *r, atomic_int *interrupt, struct error *reterr)
-{
-    struct model *m = r->m;
-    struct backend_config config = {.n_threads = r->job->n_threads, .cpu_mask = UINT32_MAX};
-    struct backend_limits limits = {
-        .max_rows = CHUNK, .max_decode = 1, .max_seqs = 1, .max_slots = r->n_all};
-    struct forward_limits fl = {.max_rows = CHUNK, .max_seqs = 1, .max_logits = 1};
-    struct geometry_config sc = {.ops = &r->tapped,
-                                 .n_stores = m->n_stores,
-                                 .ctx = r->n_all,
-                                 .n_seqs = 1,
-                                 .max_chunk = CHUNK,
-                                 .n_q = m->h.most.n_q};
-    struct geometry geometry = {0};
-    int e = backend_find("cpu", &r->ops, reterr);
-
-    e = e ? e : policy_parse_mix("f32", &sc.mix, reterr);
-    e = e ? e : r->ops->create(&config, &r->be, reterr);
-    if (e) {
-        return e;
-    }
-    r->tapped = *r->ops;
-    r->tapped.attention = tap_attention;
-    r->tapped.matmul = tap_matmul;
-    for (int32_t i = 0; i < m->n_stores; i++) {
-        r->stores[i] = (struct geometry_store){.layer = m->stores[i].layer,
-                                               .n_k = m->stores[i].n_k,
-                                               .n_v = m->stores[i].n_v,
-                                               .k_dim = m->stores[i].k_dim,
-                                               .v_dim = m->stores[i].v_dim,
-                                               .window = m->stores[i].window,
-                                               .deep = m->stores[i].deep};
-    }
-    sc.stores = r->stores;
-    model_limits(m, &limits);
-    e = geometry_make(&sc, &geometry, reterr);
-    e = e ? e : kv_create(&geometry, r->be, &r->cache, reterr);
-    e = e ? e : r->ops->reserve(r->be, &limits, reterr);
-    e = e ? e : model_load(m, &r->tapped, r->be, &config, NULL, NULL, reterr);
-    return e ? e : forward_create(m, &fl, interrupt, &r->forward, reterr);
-}
-
 /* Wo^T Wo of each head: |Wo v|^2 = v G v. */
 static int make_grams(struct run *r, struct error *reterr)
 {
-    const struct model *m = r->m;
+    const struct model *m = r->t.m;
     size_t vd = (size_t)m->h.most.v_dim;
     float *row = NULL;
 
@@ -277,44 +214,11 @@ static int make_grams(struct run *r, struct error *reterr)
     return 0;
 }
 
-static int feed(struct run *r, const int32_t *ids, struct error *reterr)
-{
-    struct geometry_text text = {.n_prompt = r->n_all, .n_tokens = r->n_all};
-    int e;
-
-    r->seq = kv_admit(r->cache, &kv_mix(r->cache)->part[0].policy, 1, &text, ids, 0);
-    e = r->seq < 0 ? r->seq : 0;
-    for (int32_t pos = 0; !e && pos < r->n_all; pos += CHUNK) {
-        int32_t n = r->n_all - pos < CHUNK ? r->n_all - pos : CHUNK;
-        struct kv_rows rows = {.seq = r->seq,
-                               .n_rows = n,
-                               .pos0 = pos,
-                               .n_beyond = n,
-                               .chunk_pos0 = pos,
-                               .chunk_rows = n};
-        struct forward_batch b = {
-            .kv = r->cache, .rows = {n, 0}, .ids = ids + pos, .n_seqs = 1, .seqs = &rows};
-
-        e = kv_step_prepare(r->cache, r->seq, n);
-        if (e) {
-            break;
-        }
-        r->layer = 0;
-        r->pos0 = pos;
-        kv_step_begin(r->cache);
-        kv_step_add(r->cache, &rows);
-        forward_begin(r->forward, &b);
-        e = forward_run(r->forward);
-        kv_step_commit(r->cache, r->seq, n);
-    }
-    return e ? error_set_errno(reterr, e, "the model did not run") : 0;
-}
-
 /* The scores of a layer's K heads, from what queries gave and the lengths of Wo v. */
 static int score_layer(struct run *r, int32_t layer)
 {
-    const struct model *m = r->m;
-    struct ops_kv kv = cache_store_kv(r->cache, r->seq, m->layers[layer].store);
+    const struct model *m = r->t.m;
+    struct ops_kv kv = cache_store_kv(r->t.cache, r->t.seq, m->layers[layer].store);
     const struct ops_kv_layout *l = kv.layout;
     int32_t n_text = r->job->n_text;
     int32_t n_q = m->h.most.n_q;
@@ -327,15 +231,8 @@ static int score_layer(struct run *r, int32_t layer)
             r->y[i * n_k + k] = 0;
         }
         for (int32_t h = 0; h < n_q; h++) {
-            int32_t vh = h * n_v / n_q;
-            struct ops_kv_slots p = {.kv = &kv,
-                                     .group = vh / l->v_heads,
-                                     .slot0 = r->first + i,
-                                     .n_slots = 1,
-                                     .host = r->slot};
-            int e = r->ops->kv_export(r->be, &p);
-            const float *v =
-                (const float *)(const void *)r->slot + l->k_heads * l->k_dim + vh % l->v_heads * vd;
+            const float *v;
+            int e = tapped_value(&r->t, &kv, h * n_v / n_q, r->first + i, &v);
             const float *g =
                 r->gram + ((size_t)layer * (size_t)n_q + (size_t)h) * (size_t)(vd * vd);
             double sum = 0;
@@ -365,7 +262,7 @@ static int score_layer(struct run *r, int32_t layer)
 static int read_text(struct run *r, int32_t text, int32_t *ids, struct error *reterr)
 {
     const struct surrogate_job *job = r->job;
-    const struct model *m = r->m;
+    const struct model *m = r->t.m;
     const int32_t *from = job->ids + (size_t)text * (size_t)job->n_text;
 
     ids[0] = job->bos;
@@ -374,7 +271,7 @@ static int read_text(struct run *r, int32_t text, int32_t *ids, struct error *re
     memcpy(ids + r->again, from, (size_t)job->n_text * sizeof(*ids));
     memset(r->best, 0,
            (size_t)m->h.n_layers * (size_t)m->h.most.n_q * (size_t)job->n_text * sizeof(*r->best));
-    int e = feed(r, ids, reterr);
+    int e = tapped_feed(&r->t, ids, reterr);
 
     for (int32_t il = 0; !e && il < m->h.n_layers; il++) {
         if (!wanted(m, il)) {
@@ -386,21 +283,15 @@ static int read_text(struct run *r, int32_t text, int32_t *ids, struct error *re
                           r->x + (size_t)il * (size_t)job->n_text * (size_t)m->h.n_embd, r->y);
         e = e ? error_set_errno(reterr, e, "cannot take the scores") : 0;
     }
-    if (r->seq >= 0) {
-        kv_release(r->cache, r->seq);
+    if (r->t.seq >= 0) {
+        kv_release(r->t.cache, r->t.seq);
     }
     return e;
 }
 
 static void finish(struct run *r)
 {
-    forward_destroy(r->forward);
-    kv_destroy(r->cache);
-    model_close(r->m);
-    if (r->be) {
-        r->ops->destroy(r->be);
-    }
-    free(r->stores);
+    tapped_finish(&r->t);
     free(r->x);
     free(r->best);
     free(r->gram);
@@ -409,14 +300,12 @@ static void finish(struct run *r)
     free(r->k);
     free(r->weight);
     free(r->y);
-    free(r->slot);
     tap = NULL;
 }
 
 int surrogate_run(struct model *m, const struct surrogate_job *job, struct error *reterr)
 {
-    struct run r = {.m = m, .job = job, .first = job->bos >= 0 ? 1 : 0, .seq = -1};
-    atomic_int interrupt = 0;
+    struct run r = {.t.m = m, .job = job, .first = job->bos >= 0 ? 1 : 0};
     size_t layers = (size_t)m->h.n_layers;
     size_t n_embd = (size_t)m->h.n_embd;
     size_t n_text = (size_t)job->n_text;
@@ -426,25 +315,23 @@ int surrogate_run(struct model *m, const struct surrogate_job *job, struct error
     int e;
 
     r.again = r.first + job->n_text + job->n_ask;
-    r.n_all = r.again + job->n_text;
-    ids = calloc((size_t)r.n_all, sizeof(*ids));
-    r.stores = calloc((size_t)m->n_stores, sizeof(*r.stores));
+    int32_t n_all = r.again + job->n_text;
+
+    ids = calloc((size_t)n_all, sizeof(*ids));
     r.x = calloc(layers * n_text * n_embd, sizeof(*r.x));
     r.best = calloc(layers * n_q * n_text, sizeof(*r.best));
     r.gram = calloc(layers * n_q * vd * vd, sizeof(*r.gram));
-    r.normed = calloc(CHUNK * n_embd, sizeof(*r.normed));
-    r.length = calloc(CHUNK, sizeof(*r.length));
-    r.k = calloc((size_t)m->h.most.k_dim * (size_t)r.n_all, sizeof(*r.k));
-    r.weight = calloc((size_t)r.n_all, sizeof(*r.weight));
+    r.normed = calloc(TAPPED_CHUNK * n_embd, sizeof(*r.normed));
+    r.length = calloc(TAPPED_CHUNK, sizeof(*r.length));
+    r.k = calloc((size_t)m->h.most.k_dim * (size_t)n_all, sizeof(*r.k));
+    r.weight = calloc((size_t)n_all, sizeof(*r.weight));
     r.y = calloc(n_text * n_q, sizeof(*r.y));
-    r.slot = malloc(2 * n_q * (size_t)(m->h.most.k_dim + m->h.most.v_dim) * sizeof(float));
     tap = &r;
-    e = ids && r.stores && r.x && r.best && r.gram && r.normed && r.length && r.k && r.weight &&
-                r.y && r.slot
+    e = ids && r.x && r.best && r.gram && r.normed && r.length && r.k && r.weight && r.y
             ? 0
             : error_set(reterr, -ENOMEM, "no memory");
     e = e ? e : make_grams(&r, reterr);
-    e = e ? e : make(&r, &interrupt, reterr);
+    e = e ? e : tapped_make(&r.t, n_all, job->n_threads, tap_attention, tap_matmul, reterr);
     for (int32_t i = 0; !e && i < job->n_texts; i++) {
         e = read_text(&r, i, ids, reterr);
     }
