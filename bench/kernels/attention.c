@@ -17,7 +17,8 @@ struct layers {
     struct ops_attention op;
     uint8_t *pool;
     void *pages;
-    int n; /* layers */
+    uint8_t *latest; /* of caches of four bits: all layers and sequences share one */
+    int n;           /* layers */
 };
 
 static int layers_round(struct kbench *k, void *arg, int n)
@@ -78,6 +79,9 @@ static int make(struct kbench *k, int32_t depth, int n_seqs, struct layers *l, s
                        .pages = (uint32_t *)l->pages + of_seq * (uint64_t)(i * n_seqs + s),
                        .max_pages = per_group,
                        .cap = depth,
+                       .k_hadamard = l->latest != NULL,
+                       .v_hadamard = l->latest != NULL,
+                       .latest = l->latest,
                        .n_slots = depth},
             };
         }
@@ -155,6 +159,13 @@ static int time_type(struct kbench *k, enum ops_kv_type type, struct layers *l, 
                                        .k_type = type,
                                        .v_type = type};
     r = k->ops->kv_layout(&l->layout, e);
+    if (!r && ops_kv_in_four_bits(type)) {
+        uint64_t bytes = N_K * OPS_LATEST_ENTRIES * ops_kv_latest_bytes(&l->layout);
+        void *latest = NULL;
+
+        r = kbench_fill(k, bytes, &latest, e);
+        l->latest = latest;
+    }
     for (int i = 0; i < n && !r; i++) {
         int32_t depth = k->small ? small_depths[i] : depths[i];
 
@@ -167,12 +178,15 @@ static int time_type(struct kbench *k, enum ops_kv_type type, struct layers *l, 
         r = k->small ? time_prompt(k, type, 64 * i, 8, l, e)
                      : time_prompt(k, type, 6144 * i, 2048, l, e);
     }
+    k->ops->free(k->be, l->latest, 0);
+    l->latest = NULL;
     return r;
 }
 
 int kbench_attention(struct kbench *k, struct error *e)
 {
-    static const enum ops_kv_type types[] = {OPS_KV_F16, OPS_KV_BF16, OPS_KV_FP8, OPS_KV_I8};
+    static const enum ops_kv_type types[] = {OPS_KV_F16, OPS_KV_BF16, OPS_KV_FP8, OPS_KV_I8,
+                                             OPS_KV_G4};
     static struct layers l;
     uint64_t bytes = (k->small ? (uint64_t)64 : (uint64_t)2048) * N_Q * DIM * sizeof(float);
     void *q = NULL;

@@ -28,7 +28,7 @@
  * Precision: queries are two f16 or three bf16 pieces, weights two of either; sums are f32. Codes
  * of 8 bits become f16 exactly, two a instruction; K's scales multiply logits, V's weights. Levels
  * of 4 bits are looked up by byte permutations, exactly; K's scales multiply a block's sums, V's
- * the levels, rounded once to f16.
+ * the weights, of which each block has its own, rounded once to f16.
  *
  * The latest tokens of caches of 4 bits lie in 8 bits elsewhere: chunks leave them out, another
  * block takes them (attention_latest.cuh). */

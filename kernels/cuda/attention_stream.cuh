@@ -25,8 +25,7 @@ CUDA_INLINE void stream_block_merge(const struct attend *p, const struct stream_
     float *tops = memory;
     float *sums = tops + warps * HEADS;
     float *values = sums + warps * HEADS;
-    float unit = (shape::BF16 ? 1.0f : 1.0f / 16384.0f) * value::UNIT *
-                 (value::CODES ? st->unit : 1.0f);
+    float unit = shape::BF16 ? 1.0f : st->unit / 16384.0f * value::UNIT;
 
     __syncthreads(); /* memory: stages, read by all */
 #pragma unroll
@@ -133,6 +132,8 @@ CUDA_INLINE bool stream_block_of(const struct attend *p, const struct stream_pla
     }
     b->head0 = k * plan->share + set * STREAM_HEADS;
     b->n_heads = min((int32_t)STREAM_HEADS, plan->share - set * STREAM_HEADS);
+    b->pos0 = b->s->pos0;
+    b->n_slots = b->s->n_slots;
     b->group = 0;
     b->k_head = k;
     if (l->n_groups > 1) {
@@ -146,8 +147,18 @@ CUDA_INLINE bool stream_block_of(const struct attend *p, const struct stream_pla
         b->page = 0;
         return true;
     }
+    b->seen_from = p->window > 0 ? max(b->pos0 - p->window + 1, 0) : 0;
+    to = b->pos0 + 1;
+    if (b->s->latest) {
+        to = min(to, max(b->pos0 - OPS_LATEST + 1, b->s->latest_from));
+    }
+    to = max(to, b->seen_from);
+    b->n_seen = to - b->seen_from;
+    b->tile_whole = (b->seen_from + STREAM_TILE - 1) / STREAM_TILE;
+    b->tile_whole_end = min(to, b->n_slots) / STREAM_TILE;
+    b->ragged = b->s->slot_pos || b->observed || p->softcap > 0 || p->alibi_max > 0;
     from = b->chunk * chunk;
-    to = min(from + chunk, b->s->n_slots);
+    to = min(from + chunk, b->n_slots);
     b->first_page = from / OPS_PAGE_SLOTS;
     b->page = 0;
     if (b->first_page + lane < (to + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS) {
@@ -155,9 +166,8 @@ CUDA_INLINE bool stream_block_of(const struct attend *p, const struct stream_pla
     }
     b->tile = from / STREAM_TILE + (int32_t)threadIdx.x / WARP;
     if (!b->s->slot_pos && !b->observed) { /* a slot is its position: some tiles nobody sees */
-        to = min(to, b->s->pos0 + 1);
-        from = p->window > 0 ? max(from, b->s->pos0 - p->window + 1) : from;
-        while (b->tile < from / STREAM_TILE) { /* a tile's warp stays the same */
+        to = min(to, b->seen_from + b->n_seen);
+        while (b->tile < b->seen_from / STREAM_TILE) { /* a tile's warp stays the same */
             b->tile += (int32_t)blockDim.x / WARP;
         }
     }
@@ -165,8 +175,15 @@ CUDA_INLINE bool stream_block_of(const struct attend *p, const struct stream_pla
     return true;
 }
 
+/* Blocks of a multiprocessor that registers shall suffice for. Rows of 256 bytes have blocks of
+ * half as many warps. */
+template <int KF, int DIM> static constexpr int stream_blocks(void)
+{
+    return DIM > 128 || stream_side<KF, DIM>::ROW == 256 ? 1 : 2;
+}
+
 template <int KF, int VF, int DIM, int STAGES>
-CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
+CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, stream_blocks<KF, DIM>())
     decode_stream(struct attend p, struct stream_plan plan)
 {
     using shape = stream_shape<KF, VF, DIM>;
@@ -175,18 +192,22 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
     int warps = (int)blockDim.x / WARP;
     int warp = (int)threadIdx.x / WARP;
     float *factors = reinterpret_cast<float *>(memory);
-    uint2 *q = reinterpret_cast<uint2 *>(memory + STREAM_HEADS * 4);
+    uint4 *q = reinterpret_cast<uint4 *>(memory + STREAM_HEADS * 4);
     uint8_t *rest = memory + shape::q_bytes;
     uint8_t *stage = rest + (int)threadIdx.x / WARP * STAGES * shape::STAGE;
     float acc[shape::SUMS][4] = {};
-    struct stream_state st = {{-INFINITY, -INFINITY}, {0, 0}, 5.9604645e-8f}; /* f16's smallest */
+    struct stream_state st = {{-INFINITY, -INFINITY}, {0, 0}, 1.0f, 16384.0f};
     float v[(DIM + 127) / 128][4];
-    float factor[2] = {1, 1};
-    float slope[2] = {0, 0};
+    struct stream_lane places;
+    struct stream_source source;
     struct stream_block b;
     bool mine = false;
     int n = 0; /* stages asked for */
 
+    if (shape::value::SCALES > 0) { /* f16's smallest */
+        st.unit = 5.9604645e-8f;
+        st.times = 16384.0f * stream_inverse(st.unit);
+    }
     grid_begin();
     if (!shape::key::FOUR && p.seqs.layout.k_row < shape::K_LOADS * 64) {
         stream_clear<KF, VF, DIM>(&p, STAGES, stage);
@@ -196,9 +217,11 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
 
         grid_ahead(true);
         mine = stream_block_of(&p, &plan, &b);
+        source = stream_source_of<KF, VF, DIM>(&p, &b);
 #pragma unroll 1
         for (; mine && n < STAGES && b.tile + n * warps < min(old, b.tile_end); n++) {
-            stream_bring<KF, VF, DIM>(&p, &b, b.tile + n * warps, stage + n * shape::STAGE);
+            stream_bring<KF, VF, DIM>(&p, &b, &source, b.tile + n * warps,
+                                      stage + n * shape::STAGE);
             async_commit();
         }
         grid_ahead(false);
@@ -206,19 +229,24 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
     grid_wait();
     if (!plan.ahead) {
         mine = stream_block_of(&p, &plan, &b);
+        source = stream_source_of<KF, VF, DIM>(&p, &b);
     }
     if (!mine) {
         return;
     }
+    static_assert(!shape::value::FOUR ||
+                      sizeof(struct stream_latest_memory<DIM>) <= shape::shared(4, 3),
+                  "it fits");
     if (shape::value::FOUR && b.latest) {
-        stream_latest(&p, &b, reinterpret_cast<float *>(memory));
+        stream_latest<DIM>(&p, &b, memory);
         return;
     }
     stream_query_load<DIM>(&p, &b, warp, v); /* on its way while tiles are asked for */
 #pragma unroll 1
     for (; n < STAGES; n++) {
         if (b.tile + n * warps < b.tile_end) {
-            stream_bring<KF, VF, DIM>(&p, &b, b.tile + n * warps, stage + n * shape::STAGE);
+            stream_bring<KF, VF, DIM>(&p, &b, &source, b.tile + n * warps,
+                                      stage + n * shape::STAGE);
         }
         async_commit();
     }
@@ -229,19 +257,23 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
         stream_query_store<KF, VF, DIM>(h, v, q, factors);
     }
     __syncthreads(); /* q, factors: written by a warp a head, read by all */
+    stream_lane_places<shape>(&places);
+    places.plain = !(p.softcap > 0 || p.alibi_max > 0);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        factor[h] = shape::BF16 ? 1.0f : factors[lane % 4 * 2 + h];
-        slope[h] = p.alibi_max > 0 ? attend_slope(&p, b.head0 + lane % 4 * 2 + h) : 0.0f;
+        places.factor[h] = (shape::BF16 ? 1.0f : factors[lane % 4 * 2 + h] * shape::key::UNIT) *
+                           (places.plain ? p.scale : 1.0f);
+        places.slope[h] = attend_slope(&p, b.head0 + lane % 4 * 2 + h);
     }
     for (int32_t tile = b.tile, at = 0; tile < b.tile_end; tile += warps) {
+        uint8_t *here = stage + at * shape::STAGE;
+
         async_wait<STAGES - 1>();
         __syncwarp(); /* the tile: copied by all lanes, read by all */
-        stream_tile<KF, VF, DIM>(&p, &b, tile, stage + at * shape::STAGE, q, factor, slope, &st,
-                                 acc);
+        stream_tile<KF, VF, DIM>(&p, &b, tile, here, q, &places, &st, acc);
         __syncwarp(); /* the tile: read by all, another comes in its place */
         if (tile + STAGES * warps < b.tile_end) {
-            stream_bring<KF, VF, DIM>(&p, &b, tile + STAGES * warps, stage + at * shape::STAGE);
+            stream_bring<KF, VF, DIM>(&p, &b, &source, tile + STAGES * warps, here);
         }
         async_commit();
         at = at + 1 < STAGES ? at + 1 : 0;

@@ -50,16 +50,16 @@ static inline __host__ __device__ int32_t stream_parts(const struct cuda_seq *s,
     return stream_chunks(s->n_slots, stream_chunk(s->n_slots, plan)) + (s->latest || s->v_hadamard);
 }
 
-/* K, or V, in one form; heads of up to DIM. Of four bits a word of K and a lane's part of V. */
+/* K, or V, in one form; heads of up to DIM. Of four bits a part is a block. */
 template <int FORM, int DIM> struct stream_side {
     static constexpr bool CODES = FORM == STREAM_FP8 || FORM == STREAM_I8;
     static constexpr bool FOUR = FORM == STREAM_FOUR;
-    static constexpr int VEC = CODES ? 16 : 8; /* elements of 16 bytes, or of 4 */
+    static constexpr int VEC = CODES ? 16 : 8; /* elements of 16 bytes; of four bits of 4 */
     static constexpr int PARTS = FOUR ? DIM / FOUR_BLOCK : DIM / VEC; /* of 16 bytes of a row */
     /* bytes from row to row of a stage */
-    static constexpr int ROW = PARTS < 8 && !FOUR ? 128 : PARTS * 16;
+    static constexpr int ROW = FOUR ? PARTS * 16 + 16 : PARTS < 8 ? 128 : PARTS * 16;
     static constexpr int SCALES = FOUR ? STREAM_TILE * PARTS * 2 : CODES ? STREAM_TILE * 2 : 0;
-    static constexpr float UNIT = FORM == STREAM_FP8 ? FP8_HALF_UNIT : 1.0f;
+    static constexpr float UNIT = FORM == STREAM_FP8 ? FP8_HALF_UNIT : FOUR ? FOUR_UNIT : 1.0f;
 };
 
 /* Heads of up to DIM, K in form KF and V in form VF. */
@@ -68,11 +68,11 @@ template <int KF, int VF, int DIM> struct stream_shape {
     using value = stream_side<VF, DIM>;
     static constexpr bool BF16 = KF == STREAM_BF16;
     static constexpr int K_LOADS = (DIM / key::VEC + 3) / 4; /* of a lane and row: 4 lanes a row */
-    static constexpr int V_VEC = value::FOUR ? DIM / 8 : value::VEC;
-    static constexpr int V_LOADS = (DIM / V_VEC + 7) / 8; /* 8 lanes a row */
-    static constexpr int STEPS = K_LOADS * key::VEC / 4;  /* products of 16 dims of K */
-    static constexpr int SUMS = V_LOADS * V_VEC / 2;      /* products of 16 dims of V */
-    static constexpr int PIECES = BF16 ? 3 : 2;           /* of a query's component */
+    static constexpr int V_VEC = value::FOUR ? 4 : value::VEC; /* dims of a lane in a row */
+    static constexpr int V_LOADS = (DIM / V_VEC + 7) / 8;      /* 8 lanes a row */
+    static constexpr int STEPS = K_LOADS * key::VEC / 4;       /* products of 16 dims of K */
+    static constexpr int SUMS = V_LOADS * V_VEC / 2;           /* products of 16 dims of V */
+    static constexpr int PIECES = BF16 ? 3 : 2;                /* of a query's component */
     static constexpr int V_AT = STREAM_TILE * key::ROW;
     static constexpr int POS_AT = V_AT + STREAM_TILE * value::ROW;
     static constexpr int K_SCALES_AT = POS_AT + STREAM_TILE * 4;
@@ -92,15 +92,11 @@ template <int KF, int VF, int DIM> struct stream_shape {
 };
 
 /* Where part `part` of a tile's row lies: neither the rows that lanes read at once as keys nor
- * those that they read as values meet in a bank. */
+ * those that they read as values meet in a bank. Rows of four bits have a part of nothing behind
+ * them, so that only a row's number is not a constant of the code. */
 template <class SIDE> CUDA_INLINE int stream_at(int row, int part)
 {
-    if (SIDE::FOUR) { /* 8 rows of PARTS parts, as words of K; 4 rows of a lane's part of V */
-        int line = SIDE::PARTS == 8 ? row & 3 : SIDE::PARTS == 4 ? row >> 1 & 1 : 0;
-
-        return row * SIDE::ROW + (part ^ (line << 1 | (row >> 2 & 1))) * 16;
-    }
-    return row * SIDE::ROW + (part ^ (row & 3) << 1) * 16;
+    return row * SIDE::ROW + (SIDE::FOUR ? part : part ^ (row & 3) << 1) * 16;
 }
 
 /* The slot of a tile that is row g of a product (and slot + 8 row g + 8). */
@@ -113,7 +109,11 @@ struct stream_block {
     const struct cuda_seq *s;
     int32_t seq, chunk, n_parts;
     int32_t head0, n_heads, group, k_head;
-    int32_t tile, tile_end; /* slots / 16 that this warp takes, every n_warps-th */
+    int32_t tile, tile_end;             /* slots / 16 that this warp takes, every n_warps-th */
+    int32_t pos0, n_slots;              /* as s has them */
+    int32_t seen_from, n_seen;          /* positions that this part sees */
+    int32_t tile_whole, tile_whole_end; /* tiles whose slots are all seen, */
+    bool ragged;                        /* unless there is more to find out about each slot */
     bool observed;
     bool latest; /* this part is the latest tokens, not a chunk */
     int32_t first_page;
@@ -124,58 +124,96 @@ struct stream_block {
 
 /* ---- bringing ------------------------------------------------------------------------------- */
 
+/* Where this lane copies from and to: what is the same for all tiles. */
+struct stream_source {
+    const uint8_t *pool;
+    const int32_t *slot_pos; /* of the group */
+    uint32_t k, v, scales;   /* byte of a page: of its part of slot 0, ... */
+    int32_t k_to, v_to;      /* and of a stage */
+    int32_t scales_step;     /* bytes from slot to slot */
+    bool has_k, has_v, has_scales;
+};
+
+template <class SIDE> CUDA_INLINE int stream_lane_row(void)
+{
+    return (int)threadIdx.x % WARP / SIDE::PARTS;
+}
+
+template <class SIDE> CUDA_INLINE int stream_lane_part(void)
+{
+    return (int)threadIdx.x % WARP % SIDE::PARTS;
+}
+
+template <int KF, int VF, int DIM>
+CUDA_INLINE struct stream_source stream_source_of(const struct attend *p,
+                                                  const struct stream_block *b)
+{
+    using key = stream_side<KF, DIM>;
+    using value = stream_side<VF, DIM>;
+    const struct cuda_layout *l = &p->seqs.layout;
+    int lane = (int)threadIdx.x % WARP;
+    bool is_k = lane < key::SCALES / 16; /* scales of K, and behind them those of V */
+    int32_t slot = b->k_head * OPS_PAGE_SLOTS;
+    struct stream_source f;
+
+    f.pool = b->s->pool;
+    f.slot_pos = b->s->slot_pos ? b->s->slot_pos + (size_t)b->group * b->s->cap : NULL;
+    f.k = (uint32_t)((slot + stream_lane_row<key>()) * (int32_t)l->k_row +
+                     stream_lane_part<key>() * 16);
+    f.v = (uint32_t)(l->v_at) + (uint32_t)((slot + stream_lane_row<value>()) * (int32_t)l->v_row +
+                                           stream_lane_part<value>() * 16);
+    f.k_to = stream_at<key>(stream_lane_row<key>(), stream_lane_part<key>());
+    f.v_to = stream_at<value>(stream_lane_row<value>(), stream_lane_part<value>());
+    f.scales_step = (is_k ? key::SCALES : value::SCALES) / STREAM_TILE;
+    f.scales = (uint32_t)(is_k ? l->k_scale_at : l->v_scale_at) +
+               (uint32_t)(slot * f.scales_step + (lane - (is_k ? 0 : key::SCALES / 16)) * 16);
+    f.has_k = stream_lane_part<key>() * 16 < (int32_t)l->k_row;
+    f.has_v = stream_lane_part<value>() * 16 < (int32_t)l->v_row;
+    f.has_scales = lane < (key::SCALES + value::SCALES) / 16;
+    return f;
+}
+
 /* Copies of a tile's rows of K, or of V, by one warp. */
 template <class SIDE>
-CUDA_INLINE void stream_bring_rows(const uint8_t *from, int32_t row_bytes, uint8_t *at)
+CUDA_INLINE void stream_bring_rows(const uint8_t *from, uint32_t row_bytes, uint8_t *at, int to)
 {
-    constexpr int LANES = SIDE::PARTS; /* of a row */
-    constexpr int ROWS = WARP / LANES; /* at once, at most STREAM_TILE */
-    int lane = (int)threadIdx.x % WARP;
-    int row = lane / LANES;
-    int part = lane % LANES;
+    constexpr int ROWS = WARP / SIDE::PARTS; /* at once, at most STREAM_TILE */
 
-    if (part * 16 < row_bytes) {
-        from += row * row_bytes + part * 16;
 #pragma unroll
-        for (int i = 0; i < STREAM_TILE; i += ROWS) {
-            async_copy16(at + stream_at<SIDE>(i + row, part), from + i * row_bytes);
-        }
+    for (int i = 0; i < STREAM_TILE; i += ROWS) {
+        async_copy16(at + (SIDE::FOUR ? to : to ^ (i & 3) << 5) + i * SIDE::ROW,
+                     from + (uint32_t)i * row_bytes);
     }
 }
 
 /* Copies of a tile's rows, positions and scales, by one warp. */
 template <int KF, int VF, int DIM>
-CUDA_INLINE void stream_bring(const struct attend *p, const struct stream_block *b, int32_t tile,
-                              uint8_t *at)
+CUDA_INLINE void stream_bring(const struct attend *p, const struct stream_block *b,
+                              const struct stream_source *f, int32_t tile, uint8_t *at)
 {
     using shape = stream_shape<KF, VF, DIM>;
-    using key = typename shape::key;
-    using value = typename shape::value;
+    constexpr int32_t TILES = OPS_PAGE_SLOTS / STREAM_TILE;
     const struct cuda_layout *l = &p->seqs.layout;
-    const struct cuda_seq *s = b->s;
     int lane = (int)threadIdx.x % WARP;
-    int32_t slot0 = tile * STREAM_TILE;
-    int32_t in_page = slot0 % OPS_PAGE_SLOTS;
-    uint32_t number = __shfl_sync(ALL_LANES, b->page, slot0 / OPS_PAGE_SLOTS - b->first_page);
-    uint8_t *page = s->pool + (size_t)number * l->page_bytes;
+    uint32_t in_page = (uint32_t)tile % TILES * STREAM_TILE;
+    uint32_t number =
+        __shfl_sync(ALL_LANES, b->page, (int)((uint32_t)tile / TILES) - b->first_page);
+    const uint8_t *page = f->pool + (size_t)number * l->page_bytes;
 
-    stream_bring_rows<key>(kv_k_row(l, page, b->k_head, in_page), (int32_t)l->k_row, at);
-    stream_bring_rows<value>(kv_v_row(l, page, b->k_head, in_page), (int32_t)l->v_row,
-                             at + shape::V_AT);
-    if (s->slot_pos && lane < STREAM_TILE && slot0 + lane < s->n_slots) {
-        async_copy4(at + shape::POS_AT + lane * 4,
-                    s->slot_pos + (size_t)b->group * s->cap + slot0 + lane);
+    if (f->has_k) {
+        stream_bring_rows<typename shape::key>(page + (f->k + in_page * (uint32_t)l->k_row),
+                                               (uint32_t)l->k_row, at, f->k_to);
     }
-    if (lane < (key::SCALES + value::SCALES) / 16) { /* one lies behind the other */
-        bool is_k = lane < key::SCALES / 16;
-        const uint16_t *from =
-            is_k ? kv_scales(page, l->k_scale_at, key::SCALES / (2 * STREAM_TILE), b->k_head,
-                             in_page)
-                 : kv_scales(page, l->v_scale_at, value::SCALES / (2 * STREAM_TILE), b->k_head,
-                             in_page);
-
+    if (f->has_v) {
+        stream_bring_rows<typename shape::value>(page + (f->v + in_page * (uint32_t)l->v_row),
+                                                 (uint32_t)l->v_row, at + shape::V_AT, f->v_to);
+    }
+    if (f->slot_pos && lane < STREAM_TILE && tile * STREAM_TILE + lane < b->n_slots) {
+        async_copy4(at + shape::POS_AT + lane * 4, f->slot_pos + tile * STREAM_TILE + lane);
+    }
+    if (f->has_scales) { /* one lies behind the other */
         async_copy16(at + shape::K_SCALES_AT + lane * 16,
-                     from + (lane - (is_k ? 0 : key::SCALES / 16)) * 8);
+                     page + (f->scales + in_page * (uint32_t)f->scales_step));
     }
 }
 
@@ -231,11 +269,11 @@ CUDA_INLINE void stream_query_load(const struct attend *p, const struct stream_b
     }
 }
 
-/* The same as the second factor of the products: of step and piece, lane 4 g + t's four components
- * of head g, as 16-bit pieces that add up to it. Those of f16 are divided by a power of two,
- * `factor`. By one warp. */
+/* The same as the second factor of the products: of step and lane 4 g + t the four components of
+ * head g, as 16-bit pieces that add up to it, the first two side by side, a third behind all of
+ * those. Those of f16 are divided by a power of two, `factor`. By one warp. */
 template <int KF, int VF, int DIM>
-CUDA_INLINE void stream_query_store(int32_t h, float v[(DIM + 127) / 128][4], uint2 *q,
+CUDA_INLINE void stream_query_store(int32_t h, float v[(DIM + 127) / 128][4], uint4 *q,
                                     float *factor)
 {
     using shape = stream_shape<KF, VF, DIM>;
@@ -261,7 +299,9 @@ CUDA_INLINE void stream_query_store(int32_t h, float v[(DIM + 127) / 128][4], ui
         int d = lane * 4 + i * 128;
         int part = d / VEC;
         int step = part / 4 * (VEC / 4) + d % VEC / 4;
-        uint2 *to = q + step * shape::PIECES * WARP + h * 4 + part % 4;
+        uint2 *to = reinterpret_cast<uint2 *>(q + step * WARP + h * 4 + part % 4);
+        uint2 *third =
+            reinterpret_cast<uint2 *>(q + shape::STEPS * WARP) + step * WARP + h * 4 + part % 4;
 
         if (part >= shape::K_LOADS * 4) {
             break;
@@ -269,6 +309,12 @@ CUDA_INLINE void stream_query_store(int32_t h, float v[(DIM + 127) / 128][4], ui
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             v[i][j] *= inv;
+        }
+        if (shape::key::FOUR) { /* the order of four_halves() */
+            float second = v[i][1];
+
+            v[i][1] = v[i][2];
+            v[i][2] = second;
         }
 #pragma unroll
         for (int n = 0; n < shape::PIECES; n++) {
@@ -279,7 +325,7 @@ CUDA_INLINE void stream_query_store(int32_t h, float v[(DIM + 127) / 128][4], ui
             v[i][1] -= f32_of_half<shape::BF16>(w.x >> 16);
             v[i][2] -= f32_of_half<shape::BF16>(w.y & 0xffff);
             v[i][3] -= f32_of_half<shape::BF16>(w.y >> 16);
-            to[n * WARP] = w;
+            (n < 2 ? to + n : third)[0] = w;
         }
     }
 }

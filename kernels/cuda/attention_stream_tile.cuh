@@ -32,79 +32,127 @@ CUDA_INLINE void stream_widen_keys(const uint32_t wa[4], const uint32_t wb[4], i
     }
 }
 
-/* x[i]: products of slot stream_slot(g) + i / 2 * 8 and head 2t + i % 2. Of four bits a load is a
- * block, whose sum its scale multiplies. */
-template <int KF, int VF, int DIM>
-CUDA_INLINE void stream_products(const uint8_t *at, const uint2 *q, float x[4])
+/* What is the same for all tiles. Bytes of a stage where this lane reads: */
+struct stream_lane {
+    int k;           /* K of row g, and k ^ 64: stream_at() of odd parts */
+    int v[2];        /* V of the slots of rows 2t and 2t + 1 */
+    int own;         /* slot of row g */
+    float factor[2]; /* of heads 2t and 2t + 1: their products come to logits by it */
+    float slope[2];
+    bool plain; /* nothing but the scale between product and logit */
+};
+
+template <class SHAPE> CUDA_INLINE void stream_lane_places(struct stream_lane *n)
 {
-    using shape = stream_shape<KF, VF, DIM>;
-    using key = typename shape::key;
-    int lane = (int)threadIdx.x % WARP;
-    int row = stream_slot(lane / 4);
-    float c[shape::PIECES][4] = {};
+    using key = typename SHAPE::key;
+    using value = typename SHAPE::value;
+    int g = (int)threadIdx.x % WARP / 4;
+    int t = (int)threadIdx.x % 4;
 
+    n->own = stream_slot(g);
+    n->k = key::FOUR ? stream_at<key>(n->own, 0) + t * 4 : stream_at<key>(n->own, t);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[i] = 0;
+    for (int j = 0; j < 2; j++) {
+        int slot = stream_slot(2 * t + j);
+
+        n->v[j] = value::FOUR ? stream_at<value>(slot, 0) + g * 2 : stream_at<value>(slot, g);
     }
+}
+
+/* x[i]: products of slot stream_slot(g) + i / 2 * 8 and head 2t + i % 2. */
+template <class SHAPE>
+CUDA_INLINE void stream_sum_keys_four(const uint8_t *at, const struct stream_lane *lane,
+                                      const uint4 *q, float x[4])
+{
+    using key = typename SHAPE::key;
+    const uint8_t *from = at + lane->k;
+    const uint16_t *scales =
+        reinterpret_cast<const uint16_t *>(at + SHAPE::K_SCALES_AT) + lane->own * key::PARTS;
+
 #pragma unroll
-    for (int u = 0; u < shape::K_LOADS; u++) {
-        uint32_t wa[4];
-        uint32_t wb[4];
+    for (int u = 0; u < key::PARTS; u++) { /* a block, whose sums its scale multiplies */
+        float c[4] = {};
+        uint32_t a[4];
+        uint32_t b[4];
 
-        if (key::FOUR) {
-            const uint8_t *from = at + stream_at<key>(row, u) + lane % 4 * 4;
+        four_halves(*reinterpret_cast<const uint32_t *>(from + u * 16), a);
+        four_halves(*reinterpret_cast<const uint32_t *>(from + u * 16 + 8 * key::ROW), b);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint4 w = q[(u * 2 + i) * WARP + (int)threadIdx.x % WARP];
+            uint32_t f[4] = {a[2 * i], b[2 * i], a[2 * i + 1], b[2 * i + 1]};
+            uint32_t first[2] = {w.x, w.y};
+            uint32_t second[2] = {w.z, w.w};
 
-            four_levels(*reinterpret_cast<const uint32_t *>(from), wa);
-            four_levels(*reinterpret_cast<const uint32_t *>(from + 8 * key::ROW), wb);
-        } else {
-            const uint8_t *from = at + stream_at<key>(row, u * 4 + lane % 4);
-            uint4 a = *reinterpret_cast<const uint4 *>(from);
-            uint4 b = *reinterpret_cast<const uint4 *>(from + 8 * key::ROW);
-
-            wa[0] = a.x, wa[1] = a.y, wa[2] = a.z, wa[3] = a.w;
-            wb[0] = b.x, wb[1] = b.y, wb[2] = b.z, wb[3] = b.w;
+            mma_half<false>(c, f, first);
+            mma_half<false>(c, f, second);
         }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float scale = f32_of_f16(scales[i / 2 * 8 * key::PARTS + u]);
+
+            x[i] = u == 0 ? c[i] * scale : x[i] + c[i] * scale;
+        }
+    }
+}
+
+/* The same of keys of 16 or 8 bits. */
+template <int KF, class SHAPE>
+CUDA_INLINE void stream_sum_keys(const uint8_t *at, const struct stream_lane *lane, const uint4 *q,
+                                 float x[4])
+{
+    using key = typename SHAPE::key;
+    const uint8_t *even = at + lane->k;
+    const uint8_t *odd = at + (lane->k ^ 64);
+    const uint2 *third = reinterpret_cast<const uint2 *>(q + SHAPE::STEPS * WARP);
+    float c[SHAPE::PIECES][4] = {};
+
+#pragma unroll
+    for (int u = 0; u < SHAPE::K_LOADS; u++) {
+        const uint8_t *from = (u % 2 ? odd : even) + u / 2 * 128;
+        uint4 a = *reinterpret_cast<const uint4 *>(from);
+        uint4 b = *reinterpret_cast<const uint4 *>(from + 8 * key::ROW);
+        uint32_t wa[4] = {a.x, a.y, a.z, a.w};
+        uint32_t wb[4] = {b.x, b.y, b.z, b.w};
+
 #pragma unroll
         for (int i = 0; i < key::VEC / 4; i++) {
+            int at_q = (u * (key::VEC / 4) + i) * WARP + (int)threadIdx.x % WARP;
+            uint4 w = q[at_q];
             uint32_t f[4];
+            uint32_t first[2] = {w.x, w.y};
+            uint32_t second[2] = {w.z, w.w};
 
             stream_widen_keys<KF>(wa, wb, i, f);
-#pragma unroll
-            for (int n = 0; n < shape::PIECES; n++) {
-                uint2 w = q[((u * (key::VEC / 4) + i) * shape::PIECES + n) * WARP + lane];
-                uint32_t h[2] = {w.x, w.y};
+            mma_half<SHAPE::BF16>(c[0], f, first);
+            mma_half<SHAPE::BF16>(c[1], f, second);
+            if constexpr (SHAPE::PIECES > 2) {
+                uint2 v = third[at_q];
+                uint32_t last[2] = {v.x, v.y};
 
-                mma_half<shape::BF16>(c[n], f, h);
-            }
-        }
-        if (key::FOUR) {
-            const uint16_t *scales =
-                reinterpret_cast<const uint16_t *>(at + shape::K_SCALES_AT) + row * key::PARTS + u;
-
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                x[i] += (c[0][i] + c[1][i]) * f32_of_f16(scales[i / 2 * 8 * key::PARTS]);
-                c[0][i] = 0;
-                c[1][i] = 0;
+                mma_half<SHAPE::BF16>(c[2], f, last);
             }
         }
     }
 #pragma unroll
-    for (int i = 0; i < 4 && !key::FOUR; i++) {
+    for (int i = 0; i < 4; i++) {
         x[i] = c[0][i] + c[1][i];
-        if (shape::PIECES > 2) {
-            x[i] += c[shape::PIECES - 1][i];
+        if constexpr (SHAPE::PIECES > 2) {
+            x[i] += c[2][i];
         }
     }
 }
 
 /* What a warp keeps of heads 2t and 2t + 1. Sums of weights are the lane's own, over its slots.
- * Of codes, weights are multiplied by a slot's scale of V and
- * divided by `unit`, a power of two near the largest of those, so that f16 holds them. */
+ * Weights are e^(logit - top), where a logit may be up to ABOVE larger than top, so that most tiles
+ * leave top as it is. For products of f16 they are multiplied by 2^14: what is left of one after
+ * f16 is far from f16's smallest. Of codes they are multiplied by V's scales, too, and divided by a
+ * power of two that is larger than half of all scales: as f16 they stay below 2^15 e^ABOVE. */
+#define STREAM_ABOVE 0.5f
 struct stream_state {
     float top[2], sum[2];
-    float unit;
+    float unit;  /* the power of two */
+    float times; /* 2^14 over it */
 };
 
 CUDA_INLINE float stream_max_slots(float x) /* over the lanes that share t */
@@ -115,59 +163,55 @@ CUDA_INLINE float stream_max_slots(float x) /* over the lanes that share t */
     return x;
 }
 
-/* x becomes weights. */
+CUDA_INLINE float stream_inverse(float power_of_2)
+{
+    return __uint_as_float(0x7f000000 - __float_as_uint(power_of_2));
+}
+
+/* Larger logits, or scales up to `scale`: other tops, another unit. */
 template <int SUMS>
-CUDA_INLINE void stream_weights(struct stream_state *st, float x[4], float acc[SUMS][4])
+CUDA_INLINE void stream_grow(struct stream_state *st, const float x[4], float scale,
+                             float acc[SUMS][4])
 {
     float factor[2];
+    float units = 1.0f;
 
+    if (__any_sync(ALL_LANES, scale >= 2 * st->unit)) {
+        float unit = __uint_as_float(__float_as_uint(warp_max(scale)) & 0x7f800000);
+
+        units = st->unit * stream_inverse(unit);
+        st->unit = unit;
+        st->times = 16384.0f * stream_inverse(unit);
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float top = fmaxf(st->top[h], stream_max_slots(fmaxf(x[h], x[2 + h])));
 
         factor[h] = top == st->top[h] ? 1.0f : expf(st->top[h] - top);
         st->top[h] = top;
-    }
-    if (__any_sync(ALL_LANES, factor[0] != 1 || factor[1] != 1)) {
-        st->sum[0] *= factor[0];
-        st->sum[1] *= factor[1];
-#pragma unroll
-        for (int i = 0; i < SUMS * 4; i++) {
-            acc[i / 4][i % 4] *= factor[i % 2];
-        }
+        st->sum[h] *= factor[h];
+        factor[h] *= units;
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[i] = x[i] > -INFINITY ? expf(x[i] - st->top[i % 2]) : 0.0f;
-        st->sum[i % 2] += x[i];
+    for (int i = 0; i < SUMS * 4; i++) {
+        acc[i / 4][i % 4] *= factor[i % 2];
     }
 }
 
-CUDA_INLINE float stream_inverse(float power_of_2)
-{
-    return __uint_as_float(0x7f000000 - __float_as_uint(power_of_2));
-}
-
-/* The weights times the scales of V. */
+/* x becomes weights. `scale`: the largest of V's that multiply them, or 0. */
 template <int SUMS>
-CUDA_INLINE void stream_scale_values(struct stream_state *st, const float scale[2], float x[4],
-                                     float acc[SUMS][4])
+CUDA_INLINE void stream_weights(struct stream_state *st, float x[4], float scale,
+                                float acc[SUMS][4])
 {
-    float top = fmaxf(scale[0], scale[1]);
-
-    if (__any_sync(ALL_LANES, top >= 2 * st->unit)) {
-        float unit = __uint_as_float(__float_as_uint(warp_max(top)) & 0x7f800000);
-        float factor = st->unit * stream_inverse(unit);
-
-        st->unit = unit;
-#pragma unroll
-        for (int i = 0; i < SUMS * 4; i++) {
-            acc[i / 4][i % 4] *= factor;
-        }
+    if (__any_sync(ALL_LANES, fmaxf(x[0], x[2]) > st->top[0] + STREAM_ABOVE ||
+                                  fmaxf(x[1], x[3]) > st->top[1] + STREAM_ABOVE ||
+                                  scale >= 2 * st->unit)) {
+        stream_grow<SUMS>(st, x, scale, acc);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        x[i] *= scale[i / 2] * stream_inverse(st->unit);
+        x[i] = exp2_about((x[i] - st->top[i % 2]) * 1.44269504f);
+        st->sum[i % 2] += x[i];
     }
 }
 
@@ -194,94 +238,64 @@ CUDA_INLINE void stream_widen_values(const uint32_t w[4][4], int i, uint32_t f[2
     }
 }
 
-/* The same of four bits, one word of each slot: four products. `scale`: of the slots of rows 2t and
- * 2t + 1, 2t + 8 and 2t + 9. */
-CUDA_INLINE void stream_four_values(const uint32_t w[4], const uint32_t scale[2], uint32_t f[4][4])
-{
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        uint32_t a = w[2 * j];
-        uint32_t b = w[2 * j + 1];
-        uint32_t even[4];
-        uint32_t odd[4];
-
-        four_levels((a & 0x0f0f0f0f) | (b << 4 & 0xf0f0f0f0), even);
-        four_levels((a >> 4 & 0x0f0f0f0f) | (b & 0xf0f0f0f0), odd);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            f[i][2 * j] = half2_product(even[i], scale[j]);
-            f[i][2 * j + 1] = half2_product(odd[i], scale[j]);
-        }
-    }
-}
-
-/* acc += weights times values of four bits. */
+/* acc += weights times values of four bits: a block's products have its scales in their weights,
+ * rounded once to f16; levels are exact. `scale`: of the slots of rows g and g + 8, by blocks. */
 template <class SHAPE>
-CUDA_INLINE void stream_sum_four(const uint8_t *at, const uint8_t *scales_at,
-                                 const uint32_t weight[2][2], const uint32_t seen[2],
-                                 float acc[SHAPE::SUMS][4])
+CUDA_INLINE void stream_sum_values_four(const uint8_t *at, const struct stream_lane *lane,
+                                        const float x[4], const float scale[2][SHAPE::value::PARTS],
+                                        float acc[SHAPE::SUMS][4])
 {
     using value = typename SHAPE::value;
-    constexpr int WORDS = SHAPE::V_VEC / 8;
-    int lane = (int)threadIdx.x % WARP;
-    int byte = lane / 4 * WORDS * 4; /* of the row: the lane's */
-    uint32_t w[4][WORDS];
-    uint32_t scale[2] = {0, 0};
 
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int g = lane % 4 * 2 + j % 2;
-        int slot = stream_slot(g) + j / 2 * 8;
-        const uint8_t *from = at + stream_at<value>(slot, byte / 16) + byte % 16;
-        uint32_t s = reinterpret_cast<const uint16_t *>(scales_at)[slot * value::PARTS + byte / 16];
+    for (int u = 0; u < value::PARTS; u++) {
+        uint32_t weight[2];
+        uint32_t f[2][4];
 
-        /* what nobody sees may be anything; 515.5 times 127 is what f16 holds */
-        s = seen[j / 2] >> (g * 4) & 1 ? min(s, 0x6007u) : 0u;
-        scale[j / 2] |= s << (j % 2 * 16);
-        if constexpr (WORDS == 4) {
-            uint4 v = *reinterpret_cast<const uint4 *>(from);
+#pragma unroll
+        for (int j = 0; j < 2; j++) { /* slots of rows 2t, 2t + 1, then of 2t + 8, 2t + 9 */
+            const uint8_t *from = at + u * 16 + j * 8 * value::ROW;
+            uint32_t a = *reinterpret_cast<const uint16_t *>(from + lane->v[0]);
+            uint32_t b = *reinterpret_cast<const uint16_t *>(from + lane->v[1]);
+            uint32_t h[4];
 
-            w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
-        } else if constexpr (WORDS == 2) {
-            uint2 v = *reinterpret_cast<const uint2 *>(from);
-
-            w[j][0] = v.x, w[j][1] = v.y;
-        } else {
-            w[j][0] = *reinterpret_cast<const uint32_t *>(from);
+            weight[j] = matrix_turn(
+                half2_of_f32<false>(x[2 * j] * scale[j][u], x[2 * j + 1] * scale[j][u]));
+            four_halves(__byte_perm(a, b, 0x5140), h);
+            f[0][2 * j] = h[0], f[0][2 * j + 1] = h[1];
+            f[1][2 * j] = h[2], f[1][2 * j + 1] = h[3];
         }
-    }
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) {
-        uint32_t own[4] = {w[0][i], w[1][i], w[2][i], w[3][i]};
-        uint32_t f[4][4];
-
-        stream_four_values(own, scale, f);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            mma_half<false>(acc[i * 4 + k], f[k], weight[0]);
-            mma_half<false>(acc[i * 4 + k], f[k], weight[1]);
-        }
+        mma_half<false>(acc[2 * u], f[0], weight);
+        mma_half<false>(acc[2 * u + 1], f[1], weight);
     }
 }
 
 /* acc += weights times values of 16 or 8 bits. */
 template <int VF, class SHAPE>
-CUDA_INLINE void stream_sum_values(const uint8_t *at, const uint32_t weight[2][2],
-                                   float acc[SHAPE::SUMS][4])
+CUDA_INLINE void stream_sum_values(const uint8_t *at, const struct stream_lane *lane,
+                                   const float x[4], float acc[SHAPE::SUMS][4])
 {
     using value = typename SHAPE::value;
     constexpr int TURNS = value::VEC / 8; /* products of 2 dims of a word */
-    int lane = (int)threadIdx.x % WARP;
+    uint32_t weight[2][2];                /* piece, half of the slots */
 
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t w = half2_of_f32<SHAPE::BF16>(x[2 * i], x[2 * i + 1]);
+        float lo = x[2 * i] - f32_of_half<SHAPE::BF16>(w & 0xffff);
+        float hi = x[2 * i + 1] - f32_of_half<SHAPE::BF16>(w >> 16);
+
+        weight[0][i] = matrix_turn(w);
+        weight[1][i] = matrix_turn(half2_of_f32<SHAPE::BF16>(lo, hi));
+    }
 #pragma unroll
     for (int r = 0; r < SHAPE::V_LOADS; r++) {
         uint32_t w[4][4];
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            int slot = stream_slot(lane % 4 * 2 + j % 2) + j / 2 * 8;
-            uint4 v = *reinterpret_cast<const uint4 *>(
-                at + stream_at<value>(slot, r * 8 + lane / 4));
+            uint4 v = *reinterpret_cast<const uint4 *>(at + lane->v[j % 2] + r * 128 +
+                                                       j / 2 * 8 * value::ROW);
             w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
         }
 #pragma unroll
@@ -301,109 +315,76 @@ CUDA_INLINE void stream_sum_values(const uint8_t *at, const uint32_t weight[2][2
     }
 }
 
-/* acc += weights times values. `seen`: lanes whose first slot (seen[0]), second (seen[1]) is
- * visible. */
-template <int KF, int VF, int DIM>
-CUDA_INLINE void stream_values(uint8_t *at, const uint8_t *scales_at, const float x[4],
-                               const uint32_t seen[2],
-                               float acc[stream_shape<KF, VF, DIM>::SUMS][4])
+/* Of a tile of which some slots are not seen (`seen`: lanes whose first, whose second is): they may
+ * hold anything, which becomes 0. */
+template <class SHAPE> CUDA_INLINE void stream_clear_unseen(uint8_t *at, const uint32_t seen[2])
 {
-    using shape = stream_shape<KF, VF, DIM>;
-    using value = typename shape::value;
+    using value = typename SHAPE::value;
     int lane = (int)threadIdx.x % WARP;
-    uint32_t weight[2][2]; /* piece, half of the slots */
 
-    if (!value::FOUR && (seen[0] & seen[1]) != ALL_LANES) { /* unseen may be anything: 0 */
 #pragma unroll 1
-        for (int g = 0; g < STREAM_TILE; g++) {
-            if (!((g < 8 ? seen[0] : seen[1]) >> (g % 8 * 4) & 1) && lane < value::PARTS) {
-                *reinterpret_cast<uint4 *>(
-                    at + stream_at<value>(stream_slot(g % 8) + g / 8 * 8, lane)) =
-                    make_uint4(0, 0, 0, 0);
-            }
+    for (int g = 0; g < STREAM_TILE; g++) {
+        int slot = stream_slot(g % 8) + g / 8 * 8;
+
+        if ((g < 8 ? seen[0] : seen[1]) >> (g % 8 * 4) & 1) {
+            continue;
         }
-        __syncwarp(); /* zeros: written by some lanes, read by all */
+        if (!value::FOUR && lane < value::PARTS) {
+            *reinterpret_cast<uint4 *>(at + SHAPE::V_AT + stream_at<value>(slot, lane)) =
+                make_uint4(0, 0, 0, 0);
+        }
+        if (value::SCALES && lane < value::SCALES / (2 * STREAM_TILE)) {
+            reinterpret_cast<uint16_t *>(
+                at + SHAPE::V_SCALES_AT)[slot * (value::SCALES / (2 * STREAM_TILE)) + lane] = 0;
+        }
     }
-
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t w = half2_of_f32<shape::BF16>(x[2 * i], x[2 * i + 1]);
-        float lo = x[2 * i] - f32_of_half<shape::BF16>(w & 0xffff);
-        float hi = x[2 * i + 1] - f32_of_half<shape::BF16>(w >> 16);
-
-        weight[0][i] = matrix_turn(w);
-        weight[1][i] = matrix_turn(half2_of_f32<shape::BF16>(lo, hi));
-    }
-    if constexpr (value::FOUR) {
-        stream_sum_four<shape>(at, scales_at, weight, seen, acc);
-    } else {
-        stream_sum_values<VF, shape>(at, weight, acc);
-    }
+    __syncwarp(); /* zeros: written by some lanes, read by all */
 }
 
-template <int KF, int VF, int DIM>
-CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *b, int32_t tile,
-                             uint8_t *at, const uint2 *q, const float factor[2],
-                             const float slope[2], struct stream_state *st,
-                             float acc[stream_shape<KF, VF, DIM>::SUMS][4])
+/* Logits of a tile that is not wholly seen, or not by the scale alone. False: none is seen. */
+template <class SHAPE>
+CUDA_INLINE bool stream_logits(const struct attend *p, const struct stream_block *b,
+                               const struct stream_lane *lane, int32_t tile, uint8_t *at,
+                               float x[4])
 {
-    using shape = stream_shape<KF, VF, DIM>;
-    using key = typename shape::key;
-    using value = typename shape::value;
-    int lane = (int)threadIdx.x % WARP;
-    int first = stream_slot(lane / 4);
-    int32_t row_pos = b->s->pos0;
     int32_t pos[2];
     bool visible[2];
-    bool elsewhere[2] = {false, false};
-    float v_scale[2];
+    bool elsewhere[2];
     uint32_t seen[2];
-    float x[4];
 
-    stream_products<KF, VF, DIM>(at, q, x);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int own = first + i * 8;
+        int own = lane->own + i * 8;
         int32_t slot = tile * STREAM_TILE + own;
-        const uint16_t *k_scales = reinterpret_cast<const uint16_t *>(at + shape::K_SCALES_AT);
-        const uint16_t *v_scales = reinterpret_cast<const uint16_t *>(at + shape::V_SCALES_AT);
-        float k_scale = key::CODES ? key::UNIT * f32_of_f16(k_scales[own]) : 1.0f;
 
-        pos[i] = b->s->slot_pos ? reinterpret_cast<const int32_t *>(at + shape::POS_AT)[own] : slot;
-        pos[i] = slot < b->s->n_slots ? pos[i] : -1;
-        if (value::FOUR) {
-            elsewhere[i] = latest_has(b->s, row_pos, pos[i]);
-            pos[i] = elsewhere[i] ? -1 : pos[i];
-        }
-        visible[i] = kv_visible(pos[i], row_pos, p->window);
+        pos[i] = b->s->slot_pos ? reinterpret_cast<const int32_t *>(at + SHAPE::POS_AT)[own] : slot;
+        pos[i] = slot < b->n_slots ? pos[i] : -1;
+        visible[i] = (uint32_t)(pos[i] - b->seen_from) < (uint32_t)b->n_seen;
+        elsewhere[i] = SHAPE::value::FOUR && pos[i] >= 0 && latest_has(b->s, b->pos0, pos[i]);
         seen[i] = __ballot_sync(ALL_LANES, visible[i]);
-        v_scale[i] = value::CODES && visible[i] ? f32_of_f16(v_scales[own]) : 0.0f;
-        x[2 * i] *= factor[0] * k_scale;
-        x[2 * i + 1] *= factor[1] * k_scale;
     }
-    if (p->softcap > 0 || p->alibi_max > 0) {
+    if (!lane->plain) {
 #pragma unroll 1
         for (int i = 0; i < 4; i++) { /* in turn through x[0]: one copy of the code */
-            float v = attend_logit(p, x[0], i % 2 ? slope[1] : slope[0], i / 2 ? pos[1] : pos[0],
-                                   row_pos);
+            float v = attend_logit(p, x[0], i % 2 ? lane->slope[1] : lane->slope[0],
+                                   i / 2 ? pos[1] : pos[0], b->pos0);
 
             x[0] = x[1];
             x[1] = x[2];
             x[2] = x[3];
             x[3] = v;
         }
-    } else { /* the same, shorter */
+    }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            x[i] = visible[i / 2] ? fminf(fmaxf(p->scale * x[i], -1e30f), 1e30f) : -INFINITY;
-        }
+    for (int i = 0; i < 4; i++) {
+        x[i] = visible[i / 2] ? x[i] : -INFINITY;
     }
     if (b->observed) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int32_t head = lane % 4 * 2 + h;
+            int32_t head = (int)threadIdx.x % 4 * 2 + h;
             float *to = p->logits + (size_t)(b->seq * p->n_q + b->head0 + head) * p->max_slots +
-                        tile * STREAM_TILE + first;
+                        tile * STREAM_TILE + lane->own;
 
             if (head < b->n_heads && !elsewhere[0]) {
                 to[0] = x[h];
@@ -413,17 +394,64 @@ CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *
             }
         }
     }
-    stream_weights<shape::SUMS>(st, x, acc);
-    if (value::CODES) {
-        stream_scale_values<shape::SUMS>(st, v_scale, x, acc);
+    if ((seen[0] | seen[1]) == 0) {
+        return false;
     }
-    if (!shape::BF16) { /* what is left of a weight after f16 is far from its smallest */
+    if ((seen[0] & seen[1]) != ALL_LANES) {
+        stream_clear_unseen<SHAPE>(at, seen);
+    }
+    return true;
+}
+
+template <int KF, int VF, int DIM>
+CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *b, int32_t tile,
+                             uint8_t *at, const uint4 *q, const struct stream_lane *lane,
+                             struct stream_state *st, float acc[stream_shape<KF, VF, DIM>::SUMS][4])
+{
+    using shape = stream_shape<KF, VF, DIM>;
+    using key = typename shape::key;
+    using value = typename shape::value;
+    constexpr int V_SCALES = value::FOUR ? value::PARTS : 1; /* of a slot */
+    const uint16_t *k_scales = reinterpret_cast<const uint16_t *>(at + shape::K_SCALES_AT);
+    const uint16_t *v_scales = reinterpret_cast<const uint16_t *>(at + shape::V_SCALES_AT);
+    float v_scale[2][V_SCALES];
+    float most = 0; /* of V's scales, or more */
+    float x[4];
+
+    if constexpr (key::FOUR) {
+        stream_sum_keys_four<shape>(at, lane, q, x);
+    } else {
+        stream_sum_keys<KF, shape>(at, lane, q, x);
+    }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            x[i] *= 16384.0f;
+    for (int i = 0; i < 4; i++) {
+        x[i] *= lane->factor[i % 2];
+        x[i] *= key::CODES ? f32_of_f16(k_scales[lane->own + i / 2 * 8]) : 1.0f;
+        x[i] = lane->plain ? fminf(fmaxf(x[i], -1e30f), 1e30f) : x[i];
+    }
+    if (b->ragged || tile < b->tile_whole || tile >= b->tile_whole_end) {
+        if (!stream_logits<shape>(p, b, lane, tile, at, x)) {
+            return;
         }
     }
-    stream_values<KF, VF, DIM>(at + shape::V_AT, at + shape::V_SCALES_AT, x, seen, acc);
+#pragma unroll
+    for (int i = 0; i < 2 * V_SCALES && value::SCALES > 0; i++) {
+        float scale =
+            f32_of_f16(v_scales[(lane->own + i / V_SCALES * 8) * V_SCALES + i % V_SCALES]);
+
+        v_scale[i / V_SCALES][i % V_SCALES] = scale;
+        most = value::FOUR ? most + scale : fmaxf(most, scale);
+    }
+    stream_weights<shape::SUMS>(st, x, most, acc);
+#pragma unroll
+    for (int i = 0; i < 4 && !shape::BF16; i++) {
+        x[i] *= value::CODES ? st->times * v_scale[i / 2][0] : st->times;
+    }
+    if constexpr (value::FOUR) {
+        stream_sum_values_four<shape>(at + shape::V_AT, lane, x, v_scale, acc);
+    } else {
+        stream_sum_values<VF, shape>(at + shape::V_AT, lane, x, acc);
+    }
 }
 
 #endif

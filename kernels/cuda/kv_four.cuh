@@ -63,6 +63,26 @@ CUDA_INLINE void four_levels(uint32_t codes, uint32_t ret[4])
     }
 }
 
+/* What four_halves() gives is to be multiplied by. */
+#define FOUR_UNIT (-16777216.0f)
+
+/* Levels of eight codes as f16, by pairs: codes 0 and 2, 1 and 3, 4 and 6, 5 and 7. A level's size
+ * is looked up as the lower byte of a number below 2^-14, 2^-24 times it, and the code's upper bit
+ * is the sign: so they are level / FOUR_UNIT, exactly. */
+CUDA_INLINE void four_halves(uint32_t codes, uint32_t ret[4])
+{
+    uint32_t at = codes & 0x77777777;
+    uint32_t low = byte_perm_signed(FOUR_SIZES_LOW, FOUR_SIZES_HIGH, at);
+    uint32_t high = byte_perm_signed(FOUR_SIZES_LOW, FOUR_SIZES_HIGH, at >> 16);
+    uint32_t even = codes << 4 & 0x80808080;
+    uint32_t odd = codes & 0x80808080;
+
+    ret[0] = __byte_perm(low, even, 0x5240);
+    ret[1] = __byte_perm(low, odd, 0x5341);
+    ret[2] = __byte_perm(high, even, 0x7260);
+    ret[3] = __byte_perm(high, odd, 0x7361);
+}
+
 /* ---- encoding ------------------------------------------------------------------------------- */
 
 /* A sum over the 32 values of a block, 4 a lane, in their order; all 8 lanes get it. */
@@ -222,8 +242,7 @@ CUDA_INLINE uint8_t *latest_head(const struct cuda_layout *l, const struct cuda_
     int32_t k_bytes = latest_k_bytes(l);
     int32_t bytes = k_bytes + (kv_four(l->v_type) ? l->v_heads * (l->v_dim + 2) : 0);
 
-    return s->latest +
-           (size_t)(group * OPS_LATEST_ENTRIES + pos % OPS_LATEST_ENTRIES) * bytes +
+    return s->latest + (size_t)(group * OPS_LATEST_ENTRIES + pos % OPS_LATEST_ENTRIES) * bytes +
            (is_k ? head * (l->k_dim + 2) : k_bytes + head * (l->v_dim + 2));
 }
 
