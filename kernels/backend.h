@@ -37,6 +37,7 @@ struct backend_limits {
     int32_t max_seqs;
     int32_t max_cols;    /* largest n_cols of a weight */
     int32_t max_outputs; /* largest n_rows of a weight other than the output head */
+    uint64_t max_quantised; /* n_rows x n_cols of the largest of those in blocks; experts' apart */
     int32_t max_heads;   /* n_q */
     int32_t max_head_dim;
     int32_t max_slots;   /* of one sequence and group */

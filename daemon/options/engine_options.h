@@ -107,9 +107,9 @@ extern const char *const engine_option_no_yes[];
              "begins the next step before the token is known"}, \
     {"prefill", 0, OPTION_ENUM, ENGINE_AT(S, M, prefill), \
      .words = engine_option_prefills, .fallback = "auto", \
-     .help = "what multiplies prompts by weights of 16 bits on a GPU: own kernels, or " \
-             "cublasLt, without which the daemon then loads no model. auto: cublasLt " \
-             "where it is installed, on cards"}, \
+     .help = "what multiplies prompts by weights on a GPU: own kernels, or cublasLt, without " \
+             "which the daemon then loads no model. auto: cublasLt where it is installed, on " \
+             "cards; by quantised weights where the card is fast with 16 bits"}, \
     {"device-wait", 0, OPTION_ENUM, ENGINE_AT(S, M, device_wait), \
      .words = engine_option_waits, .fallback = "spin", \
      .help = "how the engine waits for a GPU: spin keeps one CPU busy and is quicker; " \

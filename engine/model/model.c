@@ -505,8 +505,11 @@ void model_limits(const struct model *m, struct backend_limits *ret)
     ret->max_experts_used = (int16_t)h->n_used;
     ret->max_cols = 0;
     ret->max_outputs = 0;
+    ret->max_quantised = 0;
     for (int32_t i = 0; i < m->n_list; i++) {
         const struct ops_weight_desc *d = &m->list[i].desc;
+
+        uint64_t n = (uint64_t)d->n_rows * (uint64_t)d->n_cols;
 
         if (d->role == OPS_ROLE_VECTOR) {
             continue;
@@ -514,9 +517,14 @@ void model_limits(const struct model *m, struct backend_limits *ret)
         if (d->n_cols > ret->max_cols) {
             ret->max_cols = d->n_cols;
         }
-        if (d->n_rows > ret->max_outputs && m->list[i].dst != &m->w[MT_OUTPUT] &&
-            m->list[i].dst != &m->w[MT_EMBED]) {
+        if (m->list[i].dst == &m->w[MT_OUTPUT] || m->list[i].dst == &m->w[MT_EMBED]) {
+            continue;
+        }
+        if (d->n_rows > ret->max_outputs) {
             ret->max_outputs = d->n_rows;
+        }
+        if (n > ret->max_quantised && dtype_info(d->type)->block_len > 1 && d->n_stack <= 1) {
+            ret->max_quantised = n;
         }
     }
 }

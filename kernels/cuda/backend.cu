@@ -45,7 +45,7 @@ template <typename T> static void take(struct taker *t, uint64_t n, T **ret)
     t->used += round_up(n * sizeof(T), 256);
 }
 
-uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t *base,
+uint64_t cuda_scratch(const struct backend_limits *l, struct cuda_lt_use lt, uint8_t *base,
                       struct cuda_scratch *ret)
 {
     struct taker t = {base, 0};
@@ -59,6 +59,8 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t 
     uint64_t selected = 0;
     uint64_t entries = l->max_experts > 0 ? at_least_one(cuda_entries(l)) : 0;
     uint64_t lt_rows = rows < (uint64_t)CUDA_LT_ROWS ? rows : (uint64_t)CUDA_LT_ROWS;
+    uint64_t lt_weights = l->max_quantised < (uint64_t)CUDA_LT_SLAB ? l->max_quantised
+                                                                    : (uint64_t)CUDA_LT_SLAB;
 
     for (int32_t n = 1; n < l->max_slots; n = n < 64 ? 64 : n * 2) { /* not monotonous */
         uint64_t c = cuda_div_up((uint64_t)n, (uint64_t)cuda_chunk(n));
@@ -79,7 +81,8 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t 
         observed = ((uint64_t)64 << 20) / (heads * slots * sizeof(float));
         observed = observed < 1 ? 1 : observed > decode ? decode : observed;
     }
-    lt_rows = lt_work > 0 ? lt_rows : 0;
+    lt_rows = lt.work > 0 ? lt_rows : 0;
+    lt_weights = lt.work > 0 && lt.unpacks ? lt_weights : 0;
     if (l->select) {
         selected = ((uint64_t)64 << 20) / (heads * slots * sizeof(float));
         selected = selected < 1 ? 1 : selected > decode ? decode : selected;
@@ -105,7 +108,8 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t 
     take(&t, heads + 1, &ret->flag);
     take(&t, lt_rows > 0 ? (lt_rows + 1) * round_up(at_least_one(l->max_outputs), 16) : 0,
          &ret->lt_sums);
-    take(&t, lt_work, &ret->lt_work);
+    take(&t, lt.work, &ret->lt_work);
+    take(&t, lt_weights, &ret->lt_slab);
     take(&t, entries * (uint64_t)(l->max_experts + 1), &ret->router);
     take(&t, entries, &ret->chosen);
     take(&t, entries, &ret->chosen_weight);
@@ -121,6 +125,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t 
     ret->n_observed = (int32_t)observed;
     ret->n_selected = (int32_t)selected;
     ret->lt_rows = (int32_t)lt_rows;
+    ret->lt_weights = lt_weights;
     return t.used;
 }
 
@@ -129,7 +134,7 @@ static uint64_t scratch_bytes(const struct backend_config *config,
 {
     struct cuda_scratch plan;
 
-    return cuda_scratch(limits, cuda_lt_workspace(config), NULL, &plan) + CUDA_PINNED +
+    return cuda_scratch(limits, cuda_lt_planned(config), NULL, &plan) + CUDA_PINNED +
            cuda_queue_bytes() + cuda_graph_bytes() + (uint64_t)CUDA_ALLOCS * CUDA_GRAIN;
 }
 
@@ -137,8 +142,8 @@ static int reserve(struct backend *be, const struct backend_limits *limits, stru
 {
     struct cuda *cu = cuda_of(be);
     struct cuda_scratch plan;
-    uint64_t lt_work = cuda_lt_held(cu);
-    uint64_t bytes = cuda_scratch(limits, lt_work, NULL, &plan);
+    struct cuda_lt_use lt = cuda_lt_held(cu);
+    uint64_t bytes = cuda_scratch(limits, lt, NULL, &plan);
     void *base = NULL;
     int r = be->ops->alloc(be, bytes, "scratch of the cuda backend", &base, reterr);
 
@@ -148,7 +153,7 @@ static int reserve(struct backend *be, const struct backend_limits *limits, stru
     be->ops->free(be, cu->scratch_base, 0);
     cu->scratch_base = base;
     cu->limits = *limits;
-    (void)cuda_scratch(limits, lt_work, static_cast<uint8_t *>(base), &cu->scratch);
+    (void)cuda_scratch(limits, lt, static_cast<uint8_t *>(base), &cu->scratch);
     cuda_lt_limits(cu);
     return 0;
 }
@@ -617,6 +622,7 @@ static int open_device(struct cuda *cu, struct error *reterr)
                        prop.major, prop.minor);
         cu->n_sms = prop.multiProcessorCount;
         cu->sm_major = prop.major;
+        cu->sm_minor = prop.minor;
         cu->integrated = prop.integrated != 0;
         cu->early = prop.major >= 9 && newest_code() >= 90;
         cu->shared_max = prop.sharedMemPerBlockOptin;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefill products of 16-bit weights by cublasLt: what a row gives must not depend on its company.
+/* Prefill products by cublasLt: what a row gives must not depend on its company. Quantised weights
+ * are multiplied as bf16 (cublas_products.cu).
  *
  * The library is opened at run time (dlopen, by the major version that this was built with) and
  * never linked; where it cannot be had, own tiles serve (gemm_half_tiles.cu). It chooses among
@@ -45,7 +46,7 @@
 
 struct lt_calls lt_calls;
 
-static uint64_t lt_workspace; /* of the backend that was created last */
+static struct cuda_lt_use lt_use; /* of the backend that was created last */
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
@@ -188,12 +189,19 @@ static int lt_start(struct cuda *cu, struct error *reterr)
     return error_set(reterr, r, CUDA_LT_LIBRARY ": %s", lt_calls.GetStatusString(s));
 }
 
+/* Are 16-bit products with f32 sums as fast as the chip's size allows? Other cards have half the
+ * rate, there the own tiles' bytes win: by data sheets 71 against some 125 T/s on an RTX 3090. */
+static bool is_fast(const struct cuda *cu)
+{
+    return (cu->sm_major == 8 && cu->sm_minor == 0) || cu->sm_major == 9 || cu->sm_major == 10;
+}
+
 int cuda_lt_create(struct cuda *cu, enum backend_prefill prefill, struct error *reterr)
 {
     struct error e = {};
     int r = 0;
 
-    lt_workspace = 0;
+    lt_use = {};
     if (prefill == BACKEND_PREFILL_OWN) {
         (void)snprintf(cu->lt_text, sizeof(cu->lt_text), "own tiles");
         return 0;
@@ -210,9 +218,11 @@ int cuda_lt_create(struct cuda *cu, enum backend_prefill prefill, struct error *
         (void)snprintf(cu->lt_text, sizeof(cu->lt_text), "own tiles (%.200s)", e.text);
         return 0;
     }
-    (void)snprintf(cu->lt_text, sizeof(cu->lt_text), "cublasLt %zu.%zu.%zu",
-                   lt_calls.version / 10000, lt_calls.version / 100 % 100, lt_calls.version % 100);
-    lt_workspace = cu->lt->workspace;
+    cu->lt->unpacks = prefill == BACKEND_PREFILL_CUBLAS || is_fast(cu);
+    (void)snprintf(cu->lt_text, sizeof(cu->lt_text), "cublasLt %zu.%zu.%zu%s",
+                   lt_calls.version / 10000, lt_calls.version / 100 % 100, lt_calls.version % 100,
+                   cu->lt->unpacks ? ", of quantised weights as bf16" : "");
+    lt_use = cuda_lt_held(cu);
     return 0;
 }
 
@@ -247,14 +257,22 @@ void cuda_lt_destroy(struct cuda *cu)
     cu->lt = NULL;
 }
 
-uint64_t cuda_lt_workspace(const struct backend_config *config)
+struct cuda_lt_use cuda_lt_planned(const struct backend_config *config)
 {
-    return config && config->prefill == BACKEND_PREFILL_OWN ? 0 : lt_workspace;
+    struct cuda_lt_use none = {};
+
+    return config && config->prefill == BACKEND_PREFILL_OWN ? none : lt_use;
 }
 
-uint64_t cuda_lt_held(const struct cuda *cu)
+struct cuda_lt_use cuda_lt_held(const struct cuda *cu)
 {
-    return cu->lt ? cu->lt->workspace : 0;
+    struct cuda_lt_use use = {};
+
+    if (cu->lt) {
+        use.work = cu->lt->workspace;
+        use.unpacks = cu->lt->unpacks;
+    }
+    return use;
 }
 
 void cuda_lt_limits(struct cuda *cu)
@@ -280,11 +298,6 @@ void cuda_lt_describe(const struct cuda *cu, char *buf, size_t size)
 
 /* ---- one product ---------------------------------------------------------------------------- */
 
-static int32_t padded(int32_t n_cols) /* elements of a weight's row (weight.cu) */
-{
-    return (n_cols + 31) / 32 * 32;
-}
-
 static cublasStatus_t set_layout(cublasLtMatrixLayout_t layout, int64_t rows, int64_t cols,
                                  int64_t ld)
 {
@@ -300,7 +313,7 @@ static cublasStatus_t set_layout(cublasLtMatrixLayout_t layout, int64_t rows, in
 cublasStatus_t lt_set_layouts(struct cuda_lt *lt, const struct lt_shape *s, int32_t n,
                                   int64_t ldy)
 {
-    int64_t k = padded(s->n_cols);
+    int64_t k = lt_w_pad(s->n_cols);
     cublasStatus_t e = set_layout(lt->w[s->bf16], k, s->n_rows, k);
 
     if (e == CUBLAS_STATUS_SUCCESS) {
@@ -341,14 +354,14 @@ void cuda_lt_destroy(struct cuda *)
 {
 }
 
-uint64_t cuda_lt_workspace(const struct backend_config *)
+struct cuda_lt_use cuda_lt_planned(const struct backend_config *)
 {
-    return 0;
+    return {};
 }
 
-uint64_t cuda_lt_held(const struct cuda *)
+struct cuda_lt_use cuda_lt_held(const struct cuda *)
 {
-    return 0;
+    return {};
 }
 
 void cuda_lt_limits(struct cuda *)
@@ -365,9 +378,14 @@ void cuda_lt_describe(const struct cuda *cu, char *buf, size_t size)
     (void)snprintf(buf, size, "prefill %s", cu->lt_text);
 }
 
-int cuda_lt_products(struct cuda *cu, struct gemm *p, bool bf16)
+bool cuda_lt_takes(const struct cuda *, const struct ops_weight *)
 {
-    return cuda_gemm_half_tiles(cu, p, bf16);
+    return false;
+}
+
+int cuda_lt_products(struct cuda *cu, struct gemm *p, enum dtype type)
+{
+    return cuda_gemm_half_tiles(cu, p, type == DTYPE_BF16);
 }
 
 #endif

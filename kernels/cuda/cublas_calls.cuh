@@ -49,6 +49,7 @@ extern struct lt_calls lt_calls;
 
 struct lt_shape {
     int32_t n_rows, n_cols;
+    int32_t ldy; /* of its results, from one row of activations to the next, where they may stay */
     bool bf16;
     bool served;
     cublasLtMatmulAlgo_t algo;
@@ -60,6 +61,7 @@ struct cuda_lt {
     cublasLtMatmulPreference_t preference;
     cublasLtMatrixLayout_t w[2], x[2], y; /* w, x: of f16, bf16; sizes are set before each use */
     uint64_t workspace;
+    bool unpacks;     /* multiplies quantised weights, too */
     int32_t max_rows; /* of one product */
     int32_t n_shapes, n_own;
     struct lt_shape shape[LT_SHAPES];
@@ -72,8 +74,14 @@ static inline int32_t lt_x_pad(int32_t n_cols)
     return (n_cols + 255) / 256 * 256;
 }
 
-/* The same of sums in scratch. */
-static inline int64_t lt_sums_ld(int32_t n_rows)
+/* Of one row of a 16-bit weight to the next (weight.cu), and of a slab. */
+static inline int32_t lt_w_pad(int32_t n_cols)
+{
+    return (n_cols + 31) / 32 * 32;
+}
+
+/* Of sums in scratch, of a weight of so many rows. */
+static inline int32_t lt_sums_ld(int32_t n_rows)
 {
     return (n_rows + 15) / 16 * 16;
 }
@@ -84,8 +92,12 @@ cublasStatus_t lt_set_layouts(struct cuda_lt *lt, const struct lt_shape *s, int3
 int lt_product(struct cuda *cu, const struct lt_shape *s, const uint8_t *w, const uint16_t *x,
                int32_t n, float *y, int64_t ldy, bool add);
 
-/* cublas_choice.cu: the shape that a weight of this size and type has, or NULL. */
-struct lt_shape *lt_find(struct cuda_lt *lt, int32_t n_rows, int32_t n_cols, bool bf16);
+/* cublas_choice.cu: the shape that so many rows of a weight have, or NULL. */
+struct lt_shape *lt_find(struct cuda_lt *lt, int32_t n_rows, int32_t n_cols, int32_t ldy,
+                         bool bf16);
+/* Rows of a weight that one product takes, but for its last: all, or as many quantised ones as a
+ * slab holds; 0: not one tile. */
+int32_t lt_slab_rows(const struct cuda *cu, enum dtype type, int32_t n_rows, int32_t n_cols);
 
 #endif
 

@@ -13,6 +13,7 @@
 enum {
     LT_TRIES = 8,   /* algorithms of one shape that are looked at */
     TRIAL_ROWS = 3, /* that a trial compares: first, middle, last */
+    SLAB_STEP = 2048, /* rows: 16 tiles of 128, by 8 of 256 activations a wave of an H200 */
 };
 
 static bool config_of(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t what,
@@ -40,7 +41,7 @@ static bool takes_all(struct cuda_lt *lt, const struct lt_shape *s)
     for (int32_t n = 1; n <= lt->max_rows; n++) {
         cublasLtMatmulHeuristicResult_t result = {};
 
-        if (lt_set_layouts(lt, s, n, lt_sums_ld(s->n_rows)) != CUBLAS_STATUS_SUCCESS ||
+        if (lt_set_layouts(lt, s, n, s->ldy) != CUBLAS_STATUS_SUCCESS ||
             lt_calls.MatmulAlgoCheck(lt->handle, lt->desc, lt->w[s->bf16], lt->x[s->bf16], lt->y,
                                      lt->y, &s->algo, &result) != CUBLAS_STATUS_SUCCESS ||
             result.workspaceSize > lt->workspace) {
@@ -57,7 +58,7 @@ static int trial(struct cuda *cu, const struct lt_shape *s, const uint8_t *w, in
 {
     const struct cuda_scratch *c = &cu->scratch;
     const int32_t rows[TRIAL_ROWS] = {0, n / 2, n - 1};
-    int64_t ld = lt_sums_ld(s->n_rows);
+    int64_t ld = s->ldy;
     int r = 0;
 
     for (int i = 0; i < 2 * TRIAL_ROWS && r == 0; i++) {
@@ -136,7 +137,7 @@ static int choose(struct cuda *cu, struct lt_shape *s, const uint8_t *w, const c
     int r = 0;
 
     *ret_why = "no algorithm";
-    if (lt_set_layouts(lt, s, lt->max_rows, lt_sums_ld(s->n_rows)) != CUBLAS_STATUS_SUCCESS ||
+    if (lt_set_layouts(lt, s, lt->max_rows, s->ldy) != CUBLAS_STATUS_SUCCESS ||
         lt_calls.MatmulAlgoGetHeuristic(lt->handle, lt->desc, lt->w[s->bf16], lt->x[s->bf16], lt->y,
                                         lt->y, lt->preference, LT_TRIES, found,
                                         &n) != CUBLAS_STATUS_SUCCESS) {
@@ -158,44 +159,80 @@ static int choose(struct cuda *cu, struct lt_shape *s, const uint8_t *w, const c
     return r < 0 ? r : 0;
 }
 
-struct lt_shape *lt_find(struct cuda_lt *lt, int32_t n_rows, int32_t n_cols, bool bf16)
+struct lt_shape *lt_find(struct cuda_lt *lt, int32_t n_rows, int32_t n_cols, int32_t ldy, bool bf16)
 {
     for (int32_t i = 0; i < lt->n_shapes; i++) {
         struct lt_shape *s = &lt->shape[i];
 
-        if (s->n_rows == n_rows && s->n_cols == n_cols && s->bf16 == bf16) {
+        if (s->n_rows == n_rows && s->n_cols == n_cols && s->ldy == ldy && s->bf16 == bf16) {
             return s;
         }
     }
     return NULL;
 }
 
-int cuda_lt_weight(struct cuda *cu, const struct ops_weight *w)
+int32_t lt_slab_rows(const struct cuda *cu, enum dtype type, int32_t n_rows, int32_t n_cols)
+{
+    uint64_t most = cu->scratch.lt_weights / (uint64_t)lt_w_pad(n_cols);
+
+    if (cuda_gemm_form(type) != GEMM_Q8 || most >= (uint64_t)n_rows) {
+        return n_rows;
+    }
+    return (int32_t)(most >= SLAB_STEP ? most / SLAB_STEP * SLAB_STEP : most / 16 * 16);
+}
+
+/* Rows [row0, row0 + n_rows) of a weight, unless their shape is known. */
+static int add_shape(struct cuda *cu, const struct ops_weight *w, int32_t row0, int32_t n_rows)
 {
     struct cuda_lt *lt = cu->lt;
-    bool bf16 = w->type == DTYPE_BF16;
-    const char *why = "";
+    bool plain = cuda_gemm_form(w->type) != GEMM_Q8;
+    bool bf16 = w->type != DTYPE_F16;
+    const uint8_t *values = static_cast<const uint8_t *>(w->device);
+    const char *why = "an error";
     struct lt_shape *s;
-    int r;
+    int r = 0;
 
-    if (!lt || (!bf16 && w->type != DTYPE_F16) || w->role != OPS_ROLE_MATMUL || lt->max_rows < 1 ||
-        w->n_rows > cu->limits.max_outputs || w->n_cols > cu->limits.max_cols ||
-        lt_find(lt, w->n_rows, w->n_cols, bf16) || lt->n_shapes == LT_SHAPES) {
+    if (lt_find(lt, n_rows, w->n_cols, lt_sums_ld(w->n_rows), bf16) || lt->n_shapes == LT_SHAPES) {
         return 0;
     }
     s = &lt->shape[lt->n_shapes++];
     *s = {};
-    s->n_rows = w->n_rows;
+    s->n_rows = n_rows;
     s->n_cols = w->n_cols;
+    s->ldy = lt_sums_ld(w->n_rows);
     s->bf16 = bf16;
-    r = choose(cu, s, static_cast<const uint8_t *>(w->device), &why);
+    if (!plain) {
+        r = cuda_unpack(cu, w->type, values, row0, n_rows, w->n_cols, cu->scratch.lt_slab,
+                        lt_w_pad(w->n_cols));
+        values = reinterpret_cast<const uint8_t *>(cu->scratch.lt_slab);
+    }
+    r = r < 0 ? r : choose(cu, s, values, &why);
     if (!s->served) {
-        (void)snprintf(lt->why, sizeof(lt->why), "%s for %d x %d", why, w->n_rows, w->n_cols);
+        (void)snprintf(lt->why, sizeof(lt->why), "%s for %d x %d", why, n_rows, w->n_cols);
         lt->n_own++;
     }
     if (!cu->lost) {
         cu->news[0] = '\0'; /* the description says it */
         return 0;
+    }
+    return r;
+}
+
+int cuda_lt_weight(struct cuda *cu, const struct ops_weight *w)
+{
+    struct cuda_lt *lt = cu->lt;
+    bool plain = cuda_gemm_form(w->type) != GEMM_Q8;
+    int32_t step;
+    int r = 0;
+
+    if (!lt || w->type == DTYPE_F32 || (!plain && !lt->unpacks) || w->role != OPS_ROLE_MATMUL ||
+        lt->max_rows < 1 || w->n_rows > cu->limits.max_outputs ||
+        w->n_cols > cu->limits.max_cols) {
+        return 0;
+    }
+    step = lt_slab_rows(cu, w->type, w->n_rows, w->n_cols);
+    for (int32_t row = 0; step > 0 && row < w->n_rows && r == 0; row += step) {
+        r = add_shape(cu, w, row, w->n_rows - row < step ? w->n_rows - row : step);
     }
     return r;
 }

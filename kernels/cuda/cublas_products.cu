@@ -1,6 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of prompts' rows by cublasLt: which of them it multiplies, and sums that are not the
- * output yet. */
+ * output yet.
+ *
+ * A quantised weight is unpacked to bf16 in scratch (unpack.cu) just before each product, in slabs
+ * of rows where scratch does not hold all of it: 128 MiB do, of a weight of an 8B model. Such
+ * buffers do not stay in L2 (50 MB), and need not: writing 2 bytes a weight to memory is 3.5 of an
+ * 8B chunk's some 76 ms on an H200, while slabs of 32 MB would leave 14336 columns 1,168 rows, by
+ * 2,048 activations 80 tiles of 128 x 256 on 132 multiprocessors, and its products half as fast
+ * again. So cut weights are cut by 2,048 rows, whose tiles are whole waves.
+ *
+ * That is done for any number of rows, one, too: what decides may not be the row's company, nor
+ * where chunks end. It need not decide. By 16 rows the own tiles take some 0.3 ms a layer of 8B on
+ * an H200 (a block of 64 tokens takes its 45 us or more, with whatever is in it), unpacking takes
+ * 0.16 and the product 0.11. */
 
 #include "kernels/cuda/cublas_calls.cuh"
 
@@ -44,90 +56,126 @@ static int finish(struct cuda *cu, const struct gemm *p, const struct lt_sums &s
 }
 
 /* May the library write there? At the distance of rows that its algorithm was tried with alone. */
-static bool straight(const struct gemm_part *to, const struct lt_shape *s)
+static bool straight(const struct gemm_part *to)
 {
-    return to->ldy == lt_sums_ld(s->n_rows) && reinterpret_cast<uintptr_t>(to->y) % LT_ALIGN == 0;
+    return to->ldy == lt_sums_ld(to->n_rows) && reinterpret_cast<uintptr_t>(to->y) % LT_ALIGN == 0;
 }
 
-static int one_part(struct cuda *cu, const struct gemm *p, int part, const struct lt_shape *s)
+/* y (n, ldy) = x W^T, + y when `add`; a quantised weight slab by slab. */
+static int weight(struct cuda *cu, const struct gemm *p, int part, enum dtype type,
+                  const uint16_t *x, int32_t n, float *y, int32_t ldy, bool add)
+{
+    const struct gemm_part *w = &p->part[part];
+    bool plain = cuda_gemm_form(type) != GEMM_Q8;
+    int32_t step = lt_slab_rows(cu, type, w->n_rows, p->n_cols);
+    uint16_t *slab = cu->scratch.lt_slab;
+    int r = 0;
+
+    for (int32_t row = 0; row < w->n_rows && r == 0; row += step) {
+        int32_t n_rows = min(w->n_rows - row, step);
+        const struct lt_shape *s =
+            lt_find(cu->lt, n_rows, p->n_cols, lt_sums_ld(w->n_rows), type != DTYPE_F16);
+
+        r = plain ? 0
+                  : cuda_unpack(cu, type, w->w, row, n_rows, p->n_cols, slab, lt_w_pad(p->n_cols));
+        r = r < 0 ? r
+                  : lt_product(cu, s, plain ? w->w : reinterpret_cast<const uint8_t *>(slab), x, n,
+                               y + row, ldy, add);
+    }
+    return r;
+}
+
+static int one_part(struct cuda *cu, const struct gemm *p, int part, enum dtype type)
 {
     const struct gemm_part *to = &p->part[part];
-    bool direct = s->bf16 && to->act == OPS_ACT_NONE && to->scale == 1.0f && !to->bias &&
-                  straight(to, s);
+    bool direct = type != DTYPE_F16 && to->act == OPS_ACT_NONE && to->scale == 1.0f && !to->bias &&
+                  straight(to);
     struct lt_sums sums = {};
     int r = 0;
 
     sums.sum = cu->scratch.lt_sums;
-    sums.ld = lt_sums_ld(s->n_rows);
+    sums.ld = lt_sums_ld(to->n_rows);
     sums.part = part;
-    sums.scaled = !s->bf16;
+    sums.scaled = type == DTYPE_F16;
     for (int32_t t = p->token0; t < p->token_end && r == 0; t += cu->lt->max_rows) {
         int32_t n = min(p->token_end - t, cu->lt->max_rows);
         const uint16_t *x = p->xh + (int64_t)t * p->pad;
 
         if (direct) {
-            r = lt_product(cu, s, to->w, x, n, to->y + (int64_t)t * to->ldy, to->ldy, p->add);
+            r = weight(cu, p, part, type, x, n, to->y + (int64_t)t * to->ldy, to->ldy, p->add);
             continue;
         }
         sums.token0 = t;
-        r = lt_product(cu, s, to->w, x, n, cu->scratch.lt_sums, sums.ld, false);
+        r = weight(cu, p, part, type, x, n, cu->scratch.lt_sums, sums.ld, false);
         r = r < 0 ? r : finish(cu, p, sums, n);
     }
     return r;
 }
 
 /* The gate's sums in scratch, the up projection's where the output will be; or both in scratch. */
-static int gated(struct cuda *cu, const struct gemm *p, const struct lt_shape *s)
+static int gated(struct cuda *cu, const struct gemm *p, enum dtype type)
 {
     const struct gemm_part *to = &p->part[0];
-    int64_t ld = lt_sums_ld(s->n_rows);
-    bool direct = straight(to, s);
+    int32_t ld = lt_sums_ld(to->n_rows);
+    bool direct = straight(to);
     int32_t most = direct ? cu->lt->max_rows : (cu->lt->max_rows + 1) / 2;
     struct lt_sums sums = {};
     int r = 0;
 
     sums.sum = cu->scratch.lt_sums;
-    sums.ld = ld;
-    sums.ld_up = direct ? to->ldy : ld;
-    sums.scaled = !s->bf16;
+    sums.ld = sums.ld_up = ld;
+    sums.scaled = type == DTYPE_F16;
     for (int32_t t = p->token0; t < p->token_end && r == 0; t += most) {
         int32_t n = min(p->token_end - t, most);
         const uint16_t *x = p->xh + (int64_t)t * p->pad;
-        float *up = direct ? to->y + (int64_t)t * to->ldy : cu->scratch.lt_sums + most * ld;
+        float *up = direct ? to->y + (int64_t)t * to->ldy
+                           : cu->scratch.lt_sums + (int64_t)most * ld;
 
         sums.token0 = t;
         sums.up = up;
-        r = lt_product(cu, s, to->w, x, n, cu->scratch.lt_sums, ld, false);
-        r = r < 0 ? r : lt_product(cu, s, p->part[1].w, x, n, up, sums.ld_up, false);
+        r = weight(cu, p, 0, type, x, n, cu->scratch.lt_sums, ld, false);
+        r = r < 0 ? r : weight(cu, p, 1, type, x, n, up, ld, false);
         r = r < 0 ? r : finish(cu, p, sums, n);
     }
     return r;
 }
 
-static const struct lt_shape *served(struct cuda *cu, const struct gemm *p, int part, bool bf16)
+static bool served(const struct cuda *cu, int32_t n_rows, int32_t n_cols, enum dtype type)
 {
-    const struct lt_shape *s =
-        cu->lt ? lt_find(cu->lt, p->part[part].n_rows, p->n_cols, bf16) : NULL;
+    int32_t step = cu->lt ? lt_slab_rows(cu, type, n_rows, n_cols) : 0;
+    bool all = step > 0;
 
-    return s && s->served ? s : NULL;
+    for (int32_t row = 0; row < n_rows && all; row += step) {
+        const struct lt_shape *s = lt_find(cu->lt, min(n_rows - row, step), n_cols,
+                                           lt_sums_ld(n_rows), type != DTYPE_F16);
+
+        all = s && s->served;
+    }
+    return all;
 }
 
-int cuda_lt_products(struct cuda *cu, struct gemm *p, bool bf16)
+bool cuda_lt_takes(const struct cuda *cu, const struct ops_weight *w)
 {
+    return cu->lt && w->type != DTYPE_F32 && w->role == OPS_ROLE_MATMUL &&
+           (cu->lt->unpacks || cuda_gemm_form(w->type) != GEMM_Q8) &&
+           served(cu, w->n_rows, w->n_cols, w->type);
+}
+
+int cuda_lt_products(struct cuda *cu, struct gemm *p, enum dtype type)
+{
+    bool bf16 = type == DTYPE_BF16;
     struct gemm own = *p;
     int r = cu->lt ? cuda_queue_flush(cu) : 0;
 
     if (p->gated) {
-        const struct lt_shape *s = served(cu, p, 0, bf16);
+        bool takes = served(cu, p->part[0].n_rows, p->n_cols, type);
 
-        return r < 0 ? r : s ? gated(cu, p, s) : cuda_gemm_half_tiles(cu, p, bf16);
+        return r < 0 ? r : takes ? gated(cu, p, type) : cuda_gemm_half_tiles(cu, p, bf16);
     }
     own.n_parts = 0;
     for (int i = 0; i < p->n_parts && r == 0; i++) {
-        const struct lt_shape *s = served(cu, p, i, bf16);
-
-        if (s) {
-            r = one_part(cu, p, i, s);
+        if (served(cu, p->part[i].n_rows, p->n_cols, type)) {
+            r = one_part(cu, p, i, type);
         } else {
             own.part[own.n_parts++] = p->part[i];
         }

@@ -61,6 +61,7 @@ struct cuda_scratch {
     int32_t *flag;    /* cut: failed, then slots to move by group (1 + heads) */
     float *lt_sums;   /* (lt_rows + 1, max_outputs): products by cublasLt that are finished later */
     uint8_t *lt_work; /* its workspace */
+    uint16_t *lt_slab; /* (lt_weights): rows of a quantised weight as bf16 */
     float *router;    /* experts: (entries, max_experts + 1), logits and the shared expert's gate */
     int32_t *chosen;  /* (entries): of each its expert */
     float *chosen_weight;       /* (entries) */
@@ -76,6 +77,7 @@ struct cuda_scratch {
     int32_t n_observed;
     int32_t n_selected;
     int32_t lt_rows; /* of one product by cublasLt; 0: there are none */
+    uint64_t lt_weights; /* of a slab */
 };
 
 struct cuda_codes; /* codes.cuh */
@@ -94,7 +96,7 @@ struct cuda {
     cudaEvent_t main_at, side_at;
     int device;
     int n_sms;
-    int sm_major;
+    int sm_major, sm_minor;
     bool integrated;
     bool wait_asleep;  /* backend_config */
     bool early;        /* a graph's kernels may be launched before the one ahead has ended */
@@ -328,8 +330,13 @@ static inline __host__ __device__ int32_t cuda_chunk(int32_t n_slots)
 
 /* ---- operations ----------------------------------------------------------------------------- */
 
-/* `lt_work`: cublasLt's workspace; 0: it is not used. */
-uint64_t cuda_scratch(const struct backend_limits *limits, uint64_t lt_work, uint8_t *base,
+/* What a backend has cublasLt multiply. */
+struct cuda_lt_use {
+    uint64_t work; /* bytes of its workspace; 0: nothing */
+    bool unpacks;  /* quantised weights, too */
+};
+
+uint64_t cuda_scratch(const struct backend_limits *limits, struct cuda_lt_use lt, uint8_t *base,
                       struct cuda_scratch *ret);
 
 int cuda_weights_reserve(struct backend *be, uint64_t bytes, struct error *reterr);

@@ -297,5 +297,9 @@ int cuda_gemm_half_raw(struct cuda *cu, struct gemm *p);
 int cuda_gemm_half_fused(struct cuda *cu, struct gemm *p, bool bf16, const struct cuda_norm *norm,
                          const float *x);
 int cuda_gemm_half_tiles(struct cuda *cu, struct gemm *p, bool bf16);
+/* unpack.cu: rows [row0, row0 + n_rows) of a quantised weight to `to` (n_rows, ld) bf16; row0 is a
+ * multiple of 16, ld of 8. */
+int cuda_unpack(struct cuda *cu, enum dtype type, const uint8_t *w, int32_t row0, int32_t n_rows,
+                int32_t n_cols, uint16_t *to, int32_t ld);
 
 #endif

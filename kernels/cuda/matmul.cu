@@ -18,7 +18,8 @@
  *
  * Two pieces keep 22 bits in f16 and 16 in bf16 (a value is off by 2^-18 of itself at most), and
  * the weights stream by once. Prefill rows use one: there arithmetic is the limit, and a 16-bit
- * weight meets a 16-bit activation (docs/design/cuda.md). A row with NaN or infinity gives NaN. */
+ * weight meets a 16-bit activation (docs/design/cuda.md). So do quantised weights that cublasLt
+ * multiplies as bf16. A row with NaN or infinity gives NaN. */
 
 #include <cerrno>
 
@@ -26,7 +27,7 @@
 #include "kernels/cuda/cublas.cuh"
 #include "kernels/cuda/gemm_heads.cuh"
 
-enum { PREP_THREADS = 256 };
+enum { PREP_THREADS = 256, PREPARED_LT = GEMM_BF16 + 1 /* beside enum gemm_form */ };
 
 struct prep {
     struct cuda_norm norm;
@@ -305,8 +306,29 @@ static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form f
     return cuda_gemm_prepare(cu, &norm, p->x, p->ldx, p->rows.n, p->rows.n_decode, form, exact, g);
 }
 
-/* Tokens [g->token0, g->token_end) of parts of one type. */
-static int run(struct cuda *cu, struct gemm *g, const struct ops_weight *w, bool decode,
+/* Quantised weights that cublasLt takes: codes of the decode rows, bf16 for the others. */
+static int prepare_lt(struct cuda *cu, const struct ops_matmul *p, struct gemm *g)
+{
+    const struct cuda_scratch *s = &cu->scratch;
+    struct cuda_norm norm = cuda_norm_of(&p->norm);
+    int32_t n_decode = p->rows.n_decode;
+    int r = 0;
+
+    g->xq = s->xq;
+    g->xd = s->xd;
+    g->xs = s->xs;
+    g->xe = s->xe;
+    g->squares = NULL;
+    if (n_decode > 0) {
+        r = cuda_gemm_prepare(cu, &norm, p->x, p->ldx, n_decode, n_decode, GEMM_Q8, false, g);
+    }
+    return r < 0 ? r
+                 : cuda_gemm_prepare(cu, &norm, p->x, p->ldx, p->rows.n, 0, GEMM_BF16, false, g);
+}
+
+/* Tokens [g->token0, g->token_end) of parts of one type; `lt`: quantised, and cublasLt takes them.
+ */
+static int run(struct cuda *cu, struct gemm *g, const struct ops_weight *w, bool decode, bool lt,
                const struct cuda_store *store)
 {
     bool head = w->role == OPS_ROLE_EMBED;
@@ -324,10 +346,11 @@ static int run(struct cuda *cu, struct gemm *g, const struct ops_weight *w, bool
         return cuda_gemm_f32(cu, g);
     case GEMM_Q8:
         return decode || head ? cuda_gemm_q_stream(cu, g, w->type, head)
+               : lt           ? cuda_lt_products(cu, g, w->type)
                               : cuda_gemm_q_tiles(cu, g, w->type);
     default:
         return decode || head ? cuda_gemm_half_stream(cu, g, w->type == DTYPE_BF16)
-                              : cuda_lt_products(cu, g, w->type == DTYPE_BF16);
+                              : cuda_lt_products(cu, g, w->type);
     }
 }
 
@@ -388,7 +411,7 @@ static int run_raw(struct cuda *cu, const struct ops_matmul *p, int first, int e
     return cuda_gemm_half_raw(cu, &g);
 }
 
-static int run_parts(struct cuda *cu, const struct ops_matmul *p, int first, int end,
+static int run_parts(struct cuda *cu, const struct ops_matmul *p, int first, int end, bool lt,
                      struct gemm *g, const struct cuda_store *store)
 {
     int r;
@@ -396,11 +419,11 @@ static int run_parts(struct cuda *cu, const struct ops_matmul *p, int first, int
     take_parts(p, first, end, g);
     g->token0 = 0;
     g->token_end = p->rows.n_decode;
-    r = run(cu, g, p->part[first].w, true, store);
+    r = run(cu, g, p->part[first].w, true, lt, store);
     if (r == 0) {
         g->token0 = p->rows.n_decode;
         g->token_end = p->rows.n;
-        r = run(cu, g, p->part[first].w, false, NULL);
+        r = run(cu, g, p->part[first].w, false, lt, NULL);
     }
     return r;
 }
@@ -424,6 +447,17 @@ static bool valid(const struct cuda *cu, const struct ops_matmul *p)
     return !p->gated ||
            (p->n_parts == 2 && !p->add && p->part[0].w->n_rows == p->part[1].w->n_rows &&
             p->part[0].w->type == p->part[1].w->type);
+}
+
+/* Are the parts' weights quantised, prefill rows among the rows, and all theirs by cublasLt? */
+static bool by_lt(const struct cuda *cu, const struct ops_matmul *p, int first, int end)
+{
+    bool all = p->rows.n > p->rows.n_decode && cuda_gemm_form(p->part[first].w->type) == GEMM_Q8;
+
+    for (int i = first; i < end && all; i++) {
+        all = cuda_lt_takes(cu, p->part[i].w);
+    }
+    return all;
 }
 
 /* `store`: what the parts write are heads, which the products store; or NULL. */
@@ -462,12 +496,15 @@ static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_sto
             first = end;
             continue;
         }
-        if (prepared != (int)cuda_gemm_form(w->type)) {
-            prepared = cuda_gemm_form(w->type);
-            r = prepare(cu, p, cuda_gemm_form(w->type), &g);
+        bool lt = by_lt(cu, p, first, end);
+        int form = lt ? PREPARED_LT : (int)cuda_gemm_form(w->type);
+
+        if (prepared != form) {
+            prepared = form;
+            r = lt ? prepare_lt(cu, p, &g) : prepare(cu, p, cuda_gemm_form(w->type), &g);
         }
         if (r == 0) {
-            r = run_parts(cu, p, first, end, &g, store);
+            r = run_parts(cu, p, first, end, lt, &g, store);
         }
         first = end;
     }

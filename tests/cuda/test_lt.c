@@ -4,7 +4,7 @@
  * layer, memory within the plan; each call of the library failing once; shapes that it refuses;
  * where it is not used; and a library that is absent, of another version, or not what it says.
  *
- *     test_cuda_lt MODULE LIBRARY BF16_MODEL F16_MODEL [absent|partial|old] */
+ *     test_cuda_lt MODULE LIBRARY BF16_MODEL F16_MODEL Q4_K_MODEL [absent|partial|old] */
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -17,7 +17,8 @@
 #include "tests/cuda/fake_open.h"
 #include "tests/cuda/lt/lt.h"
 
-enum { GRAIN = 2 << 20, N_NEW = 3, MAX_PROMPT = 200, LAYERS = 5, MIB = 1 << 20 };
+enum { GRAIN = 2 << 20, N_NEW = 3, MAX_PROMPT = 200, MIB = 1 << 20 };
+static const int layers_of[3] = {5, 5, 3}; /* of each model */
 
 static struct {
     void (*start)(void);
@@ -29,7 +30,7 @@ static struct {
     int (*pending)(void);
     void (*refuse)(uint64_t m, uint64_t n);
 } lt;
-static const char *models[2]; /* BF16, F16 */
+static const char *models[3]; /* BF16, F16, Q4_K */
 static struct error last;
 
 static void start(const struct fake_device *d)
@@ -153,7 +154,7 @@ static void all_rows(int device, int model, size_t workspace)
            engine_info(e)->backend);
     c = lt.log(&n);
     expect(seen(c, n, 1) > 0 && seen(c, n, 257) > 0, "shapes are tried with few and many rows");
-    pinned(c, n, workspace, model == 0);
+    pinned(c, n, workspace, model != 1);
     for (size_t i = 0; i < sizeof(prompts) / sizeof(prompts[0]); i++) {
         lt.log_clear();
         fake.log_clear();
@@ -163,9 +164,9 @@ static void all_rows(int device, int model, size_t workspace)
             expect(f[k].kind != FAKE_ALLOC, "memory is taken while a prompt is read");
         }
         c = lt.log(&n);
-        expect(n == 7 * LAYERS && seen(c, n, (uint64_t)prompts[i]) == n,
+        expect(n == 7 * layers_of[model] && seen(c, n, (uint64_t)prompts[i]) == n,
                "a prompt of %d: %d products", prompts[i], n);
-        pinned(c, n, workspace, model == 0);
+        pinned(c, n, workspace, model != 1);
     }
     end(e, "prompts of all lengths");
 }
@@ -173,7 +174,8 @@ static void all_rows(int device, int model, size_t workspace)
 /* The algorithms of a prompt are those of another, of any length. */
 static void same_for_all(void)
 {
-    static struct fake_lt_call first[7 * LAYERS];
+    enum { N = 7 * 5 };
+    static struct fake_lt_call first[N];
     struct engine *e;
     const struct fake_lt_call *c;
     int n;
@@ -184,8 +186,8 @@ static void same_for_all(void)
         lt.log_clear();
         expect(ask(e, 1 + i) == 0, "a prompt of %d", 1 + i);
         c = lt.log(&n);
-        expect(n == 7 * LAYERS, "%d products", n);
-        for (int k = 0; k < n && n == 7 * LAYERS; k++) {
+        expect(n == N, "%d products", n);
+        for (int k = 0; k < n && n == N; k++) {
             first[k] = i == 1 ? c[k] : first[k];
             expect(c[k].algo == first[k].algo && c[k].m == first[k].m && c[k].k == first[k].k,
                    "%d rows: product %d by another algorithm", 1 + i, k);
@@ -234,14 +236,23 @@ static void layers(void)
         "cublasLtMatmul", "lt_finish",      "rope_store",     "prefill_mma",    "prepare_rows",
         "cublasLtMatmul", "lt_finish",      "prepare_rows",   "cublasLtMatmul", "cublasLtMatmul",
         "lt_finish",      "prepare_rows",   "cublasLtMatmul", "lt_finish"};
+    static const char *const blocks[] = {
+        "prepare_rows",  "unpack_q",       "cublasLtMatmul", "unpack_q",      "cublasLtMatmul",
+        "unpack_q",      "cublasLtMatmul", "rope_store",     "prefill_wgmma", "prepare_rows",
+        "unpack_q",      "cublasLtMatmul", "prepare_rows",   "unpack_q",      "cublasLtMatmul",
+        "unpack_q",      "cublasLtMatmul", "lt_finish",      "prepare_rows",  "unpack_q",
+        "cublasLtMatmul"};
 
     layer(0, bf16, sizeof(bf16) / sizeof(bf16[0]));
     layer(1, f16, sizeof(f16) / sizeof(f16[0]));
+    layer(2, blocks, sizeof(blocks) / sizeof(blocks[0]));
 }
 
-/* What cublasLt adds to the plan is what it adds to what is held, to the byte but for a page. */
-static void planned(int device, uint64_t workspace)
+/* What cublasLt adds to the plan is what it adds to what is held, to the byte: the workspace, sums
+ * of 514 rows by the most outputs, and the largest quantised weight as bf16. */
+static void planned(int device, int model, uint64_t workspace, uint64_t outputs, uint64_t weights)
 {
+    uint64_t extra = workspace + (515 * outputs * 4 + 255) / 256 * 256 + 2 * weights;
     uint64_t plan[2];
     uint64_t held[2];
 
@@ -249,7 +260,7 @@ static void planned(int device, uint64_t workspace)
         struct engine *e;
 
         start(&fake_devices[device]);
-        e = must(0, i ? ENGINE_PREFILL_CUBLAS : ENGINE_PREFILL_OWN);
+        e = must(model, i ? ENGINE_PREFILL_CUBLAS : ENGINE_PREFILL_OWN);
         plan[i] = engine_plan_of(e)->total_bytes - engine_plan_of(e)->host_bytes;
         held[i] = fake.device_bytes(1);
         expect(fake.device_bytes(GRAIN) + fake.pinned_bytes() <= plan[i], "within the plan");
@@ -257,12 +268,96 @@ static void planned(int device, uint64_t workspace)
         expect(ask(e, 100) == 0, "a prompt");
         end(e, "planned");
     }
-    expect(held[1] - held[0] > workspace && held[1] - held[0] < workspace + (1 << 20),
-           "%llu bytes more are held", (unsigned long long)(held[1] - held[0]));
-    expect(plan[1] - plan[0] + 4096 >= held[1] - held[0] &&
-               plan[1] - plan[0] <= held[1] - held[0] + 4096,
-           "%llu bytes more are held, %llu planned", (unsigned long long)(held[1] - held[0]),
+    expect(held[1] - held[0] == extra, "%llu bytes more are held, not %llu",
+           (unsigned long long)(held[1] - held[0]), (unsigned long long)extra);
+    expect(plan[1] - plan[0] + 4096 >= extra && plan[1] - plan[0] <= extra + 4096,
+           "%llu bytes more are held, %llu planned", (unsigned long long)extra,
            (unsigned long long)(plan[1] - plan[0]));
+}
+
+/* Quantised weights by `auto`: where 16-bit products are fast. Else as without the library. */
+static void cards(void)
+{
+    static const int devices[] = {SM_86, SM_90, SM_120};
+
+    for (int i = 0; i < 3; i++) {
+        bool fast = devices[i] == SM_90;
+        uint64_t held;
+        struct engine *e;
+        int n;
+
+        start(&fake_devices[devices[i]]);
+        e = must(2, ENGINE_PREFILL_AUTO);
+        expect(says(e, "of quantised weights as bf16") == fast, "%s", engine_info(e)->backend);
+        held = fake.device_bytes(1);
+        lt.log_clear();
+        expect(ask(e, 40) == 0, "a prompt");
+        (void)lt.log(&n);
+        expect(n == (fast ? 7 * layers_of[2] : 0), "%d products", n);
+        end(e, "auto");
+        start(&fake_devices[devices[i]]);
+        e = must(2, ENGINE_PREFILL_CUBLAS);
+        expect(says(e, "of quantised weights as bf16"), "%s", engine_info(e)->backend);
+        expect(fake.device_bytes(1) == held + (fast ? 0 : 512 * 256 * 2),
+               "a slab where it is used");
+        end(e, "asked for");
+    }
+}
+
+/* A weight larger than what is unpacked at a time: slabs of whole waves, each with a shape of its
+ * own, one behind the other into one row of results. */
+static void slabs(void)
+{
+    enum { ROWS = 5000, COLS = 64, N = 40 };
+    static const uint64_t want[] = {2048, 2048, ROWS - 2 * 2048};
+    const struct backend_config config = {.prefill = BACKEND_PREFILL_CUBLAS};
+    const struct backend_limits limits = {.max_rows = N,
+                                          .max_cols = COLS,
+                                          .max_outputs = ROWS,
+                                          .max_quantised = (uint64_t)3000 * COLS};
+    struct ops_weight_desc desc = {
+        .name = "w", .type = DTYPE_Q8_0, .role = OPS_ROLE_MATMUL, .n_rows = ROWS, .n_cols = COLS};
+    uint8_t *data = calloc(ROWS, COLS / 32 * 34);
+    struct backend *be = NULL;
+    struct ops_weight w = {0};
+    void *x = NULL;
+    void *y = NULL;
+    const struct fake_lt_call *c;
+    int n = 0;
+
+    desc.data = data;
+    start(&fake_devices[SM_90]);
+    expect(data && fake.ops->create(&config, &be, &last) == 0 &&
+               be->ops->reserve(be, &limits, &last) == 0 &&
+               be->ops->weight_create(be, &desc, &w, &last) == 0 &&
+               be->ops->alloc(be, (uint64_t)N * COLS * 4, "x", &x, &last) == 0 &&
+               be->ops->alloc(be, (uint64_t)N * ROWS * 4, "y", &y, &last) == 0,
+           "a weight: %s", last.text);
+    lt.log_clear();
+    if (y) {
+        struct ops_matmul p = {.rows = {.n = N}, .x = x, .ldx = COLS, .n_parts = 1};
+
+        p.part[0].w = &w;
+        p.part[0].y = y;
+        p.part[0].ldy = ROWS;
+        expect(be->ops->matmul(be, &p) == 0 && be->ops->sync(be) == 0, "a product");
+    }
+    c = lt.log(&n);
+    expect(n == 3, "%d products", n);
+    for (int i = 0; i < n && i < 3; i++) {
+        expect(c[i].m == want[i] && c[i].n == N && c[i].ldd == (ROWS + 15) / 16 * 16,
+               "slab %d: %d rows, %d apart", i, (int)c[i].m, (int)c[i].ldd);
+        expect((c[i].algo == c[0].algo) == (i < 2), "slab %d: an algorithm of its shape", i);
+    }
+    if (be) {
+        be->ops->free(be, x, 0);
+        be->ops->free(be, y, 0);
+        be->ops->weight_destroy(be, &w);
+        be->ops->destroy(be);
+    }
+    free(data);
+    expect_clean("slabs");
+    expect(!lt.broken(), "slabs: %s", lt.broken() ? lt.broken() : "");
 }
 
 /* ---- what goes wrong --------------------------------------------------------------------------
@@ -333,7 +428,7 @@ static void fails_later(int status, int want)
 }
 
 /* The device is lost in a product. */
-static void lost(void)
+static void lost(int model)
 {
     int n_lost = 0;
 
@@ -342,7 +437,7 @@ static void lost(void)
         int r;
 
         start(&fake_devices[SM_90]);
-        e = must(0, ENGINE_PREFILL_AUTO);
+        e = must(model, ENGINE_PREFILL_AUTO);
         fake.fail(n, 700);
         r = ask(e, 40);
         n_lost += !fake.pending() && r == -ENODEV;
@@ -379,12 +474,12 @@ static void refused(void)
     fake.log_clear();
     expect(ask(e, 40) == 0, "a prompt");
     (void)lt.log(&n);
-    expect(n == 5 * LAYERS, "%d products by cublasLt", n);
+    expect(n == 5 * layers_of[0], "%d products by cublasLt", n);
     f = fake.log(&n);
     for (int i = 0; i < n; i++) {
         n_tiles += named(&f[i], "tiles_half");
     }
-    expect(n_tiles == LAYERS, "%d products by own tiles", n_tiles);
+    expect(n_tiles == layers_of[0], "%d products by own tiles", n_tiles);
     end(e, "k and v refused");
 }
 
@@ -453,15 +548,16 @@ static void lt_open(const char *path)
 int main(int argc, char **argv)
 {
     static const int statuses[] = {3, 14};
-    const char *mode = argc > 5 ? argv[5] : "";
+    const char *mode = argc > 6 ? argv[6] : "";
 
-    if (argc < 5) {
-        (void)fprintf(stderr, "usage: test_cuda_lt MODULE LIBRARY BF16_MODEL F16_MODEL [MODE]\n");
+    if (argc < 6) {
+        (void)fprintf(stderr, "usage: test_cuda_lt MODULE LIBRARY BF16 F16 Q4_K [MODE]\n");
         return 2;
     }
     fake_open(argv[1]);
     models[0] = argv[3];
     models[1] = argv[4];
+    models[2] = argv[5];
     if (mode[0]) {
         without(strcmp(mode, "absent") == 0    ? "cannot open shared object"
                 : strcmp(mode, "partial") == 0 ? "has no cublasLt"
@@ -471,16 +567,22 @@ int main(int argc, char **argv)
         all_rows(SM_90, 0, 32 * MIB);
         all_rows(SM_90, 1, 32 * MIB);
         all_rows(SM_86, 0, 4 * MIB);
+        all_rows(SM_90, 2, 32 * MIB);
         same_for_all();
         layers();
-        planned(SM_90, 32 * MIB);
-        planned(SM_86, 4 * MIB);
+        planned(SM_90, 0, 32 * MIB, 176, 0);
+        planned(SM_86, 0, 4 * MIB, 176, 0);
+        planned(SM_90, 2, 32 * MIB, 512, 512 * 256);
+        planned(SM_86, 2, 4 * MIB, 512, 512 * 256);
+        cards();
+        slabs();
         for (size_t i = 0; i < sizeof(statuses) / sizeof(statuses[0]); i++) {
             fails_at_start(statuses[i]);
         }
         fails_later(13, -EIO);
         fails_later(3, 1); /* no memory: the request ends with it, the engine goes on */
-        lost();
+        lost(0);
+        lost(2);
         refused();
         elsewhere();
     }

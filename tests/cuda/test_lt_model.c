@@ -18,8 +18,9 @@ enum { N = 72, VOCAB = 512 };
 
 /* Of the largest logit of a row, for bf16 and f16. Against the own tiles as against `ref`: an
  * activation whose sum ends on the other side of a 16-bit number's border is one step off, and
- * moves others over theirs. 5.1e-3 and 6.5e-4 were seen. */
-static const double near[2] = {1.2e-2, 1.5e-3};
+ * moves others over theirs. 5.1e-3 and 6.5e-4 were seen. Of Q8_0 the own tiles have activations in
+ * 8 bits: 1.4e-2 was seen, and 6.1e-3 by cublasLt, where weights and activations are bf16. */
+static const double near[3] = {1.2e-2, 1.5e-3, 3e-2};
 
 static const char *module;
 static int32_t text[N];
@@ -138,7 +139,8 @@ static void one(const char *path, void *library)
     float *own;
     float *lt;
     float *chunks;
-    double limit = near[strstr(name, "_f16") != NULL];
+    bool quantised = strstr(name, "_q8_0") != NULL;
+    double limit = near[strstr(name, "_f16") ? 1 : quantised ? 2 : 0];
 
     ref = score(path, "ref", "f32", ENGINE_PREFILL_AUTO, said, sizeof(said));
     own = score(path, module, "f32", ENGINE_PREFILL_OWN, said, sizeof(said));
@@ -146,7 +148,8 @@ static void one(const char *path, void *library)
     lt = score(path, module, "f32", ENGINE_PREFILL_CUBLAS, said, sizeof(said));
     expect(strstr(said, "prefill cublasLt") && !strstr(said, "own tiles"), name, said, 0);
     expect(apart(ref, own) < limit, name, "own tiles, from ref", apart(ref, own));
-    expect(apart(ref, lt) < limit, name, "cublasLt, from ref", apart(ref, lt));
+    expect(apart(ref, lt) < (quantised ? near[0] : limit), name, "cublasLt, from ref",
+           apart(ref, lt));
     expect(apart(own, lt) < limit, name, "cublasLt, from own tiles", apart(own, lt));
     expect(!same(own, lt), name, "and it is another arithmetic", 0);
     chunks = score(path, module, "f32+full,chunk=7", ENGINE_PREFILL_CUBLAS, said, sizeof(said));

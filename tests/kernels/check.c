@@ -355,6 +355,11 @@ bool check_has_tiles(const struct check *c)
     return describes(c, " tile_mul");
 }
 
+bool check_has_unpacked(const struct check *c)
+{
+    return describes(c, ", of quantised weights as bf16") && !describes(c, "own tiles for ");
+}
+
 bool check_has_mma(const struct check *c)
 {
     return describes(c, " prefill_mma");

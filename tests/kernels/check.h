@@ -103,6 +103,8 @@ void check_fail(struct check *c, const char *fmt, ...) PRINTF_LIKE(2, 3);
 void check_require(int r, const char *what);
 /* Does the backend under test multiply rows of class prefill as tiles of bf16? */
 bool check_has_tiles(const struct check *c);
+/* Does it multiply all of them by quantised weights rounded to bf16 (a GPU, by cublasLt)? */
+bool check_has_unpacked(const struct check *c);
 /* Does it multiply prefill attention in the cache's 16 bits (a GPU)? */
 bool check_has_mma(const struct check *c);
 /* Does it sum FP8 keys and values of rows of class decode in f16? */
