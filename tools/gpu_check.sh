@@ -216,13 +216,15 @@ call_1() {
     for c in rows norm kv_slots matmul rope_store qkv_store cut attention select predict experts recur; do
         beside "check_$c" 150 "$build/tests/kernels/check_$c" --backend "$backend" --sides 2 "${few[@]}"
     done
-    beside check_matmul_cublas 150 "$build/tests/kernels/check_matmul" --backend "$backend" --sides 2 --filter F16 --prefill cublas "${few[@]}"
+    for c in own cublas; do # the tiles that auto leaves unused where there is cublasLt, too
+        beside "check_matmul_$c" 150 "$build/tests/kernels/check_matmul" --backend "$backend" --sides 2 --prefill "$c" "${few[@]}"
+    done
     beside check_sample 60 "$build/tests/cuda/check_sample" "$backend" 2
     for g in stories cache arch; do
         beside "golden_$g" 120 "$build/tests/golden/test_$g" "$data" "$backend"
     done
     beside golden_cublas 120 "$build/tests/cuda/test_cuda_lt_model" "$backend" - "$data/stories260K.ids" \
-        "$build/tests/cuda/stories_bf16.gguf" "$build/tests/cuda/stories_f16.gguf"
+        "$build/tests/cuda/stories_bf16.gguf" "$build/tests/cuda/stories_f16.gguf" "$build/tests/cuda/stories_q8_0.gguf"
     beside ahead 60 "$build/tests/cuda/test_async_step" "$backend" "$data"
     beside company 60 "$build/tests/cuda/test_company" "$backend" "$build/tests/cuda/codes.gguf"
     wait
@@ -235,7 +237,8 @@ call_1() {
 call_2() {
     local few=() profiled
     [ -z "$small" ] || few=(--small)
-    item kbench 420 "$build/bench/pipit-kbench" --module "$backend" "${few[@]}"
+    item kbench 400 "$build/bench/pipit-kbench" --module "$backend" "${few[@]}"
+    item kbench_own 60 "$build/bench/pipit-kbench" --module "$backend" --products own --only "prefill Q" "${few[@]}"
     [ -n "$dry" ] || command -v ncu >/dev/null || { echo "ncu is not installed" && return; }
     for profiled in "decode_stream|attention bf16, depth 8192, batch 1" "row_q|gemv Q4_K 8B gate (14336 x 4096), 1 rows" \
         "prefill_|attention bf16, prompt, rows 6144 to 8192"; do
@@ -258,9 +261,13 @@ call_3() {
     drop_models
     model llama-3.1-8b_Q8_0 llama-3.1-8b Q8_0
     bench 1 512 128,2048 full # decode 88 %
+    bench 1 512,2048 128 full own    # prompts: 13,100 tok/s by own tiles ...
+    bench 1 512,2048 128 full cublas # ... 21,300 and 26,600 by counts
     drop_models
     model llama-3.1-8b_Q4_K llama-3.1-8b Q4_K
     bench 1 512 128,2048 full # decode 80 %
+    bench 1 16,512,2048 128 full own    # prompts: 11,780 tok/s by own tiles ...
+    bench 1 16,512,2048 128 full cublas # ... 22,100 and 26,800 by counts
 }
 
 call_4() {

@@ -34,7 +34,7 @@ done
 for g in stories cache arch; do
     programs+=("tests/golden/test_$g")
 done
-models=(tests/cuda/codes.gguf tests/cuda/stories_bf16.gguf tests/cuda/stories_f16.gguf)
+models=(tests/cuda/codes.gguf tests/cuda/stories_bf16.gguf tests/cuda/stories_f16.gguf tests/cuda/stories_q8_0.gguf)
 
 [ -e "$build/build.ninja" ] || meson setup "$build" --buildtype=release -Dgpu_archs="$arch" >/dev/null
 module=$with

@@ -25,16 +25,20 @@ enum { SAMPLES = 7, LEAST_NS = 10 * 1000 * 1000, MOST_ROUNDS = 256 };
 struct config {
     char *module;
     char *only;
+    int products; /* enum backend_prefill */
     bool small;
     bool help;
 };
 
 #define ROW(field) offsetof(struct config, field)
 
+static const char *const products[] = {"auto", "own", "cublas", NULL}; /* enum backend_prefill */
+
 /* clang-format off */
 static const struct option_row rows[] = {
     {"module", 'm', OPTION_STRING, ROW(module), .metavar = "FILE", .help = "libpipit-cuda.so (default: as a build folder has it)"},
     {"only", 0, OPTION_STRING, ROW(only), .metavar = "TEXT", .help = "figures whose name holds it"},
+    {"products", 0, OPTION_ENUM, ROW(products), .words = products, .fallback = "auto", .help = "of prompts: own kernels, or cublas"},
     {"small", 0, OPTION_FLAG, ROW(small), .help = "small sizes, to see that all of it runs"},
     {"help", 'h', OPTION_FLAG, ROW(help), .flags = OPTION_ARGV_ONLY, .help = "this text"},
 };
@@ -179,13 +183,15 @@ static int find_module(const struct config *c, char *path, size_t size, struct e
 
 static int open_device(struct kbench *k, const struct config *c, struct error *e)
 {
-    static const struct backend_config config = {.n_threads = 1};
+    const struct backend_config config = {.n_threads = 1,
+                                          .prefill = (enum backend_prefill)c->products};
     const struct backend_limits limits = {
         .max_rows = k->small ? 64 : 2048,
         .max_decode = 32,
         .max_seqs = 8,
         .max_cols = 14336,
         .max_outputs = 14336,
+        .max_quantised = (uint64_t)14336 * 4096,
         .max_heads = 32,
         .max_head_dim = 128,
         .max_slots = k->small ? 1024 : 131072,

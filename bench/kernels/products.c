@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products by weights: each type at the shapes of an 8B and a 1B model, by 1, 8 and 32 rows as
- * decode has them, and by 512 and 2048 rows as prompts have them. */
+ * decode has them, and by 512 and 2048 rows as prompts have them; and what unpacking a quantised
+ * weight to bf16 takes, with which a prompt's product by cublasLt begins. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -111,6 +112,36 @@ static int time_rows(struct kbench *k, const struct shape *s, const char *type, 
     return r;
 }
 
+static int unpack_round(struct kbench *k, void *arg, int n)
+{
+    struct product *p = arg;
+    int r = 0;
+
+    for (int i = 0; i < n && !r; i++) {
+        r = k->clock->unpack(k->be, &p->w[i % p->n], p->op.part[0].y);
+    }
+    return r;
+}
+
+static int time_unpacking(struct kbench *k, const struct shape *s, const char *type,
+                          struct product *p, struct error *e)
+{
+    char name[96];
+    double ns;
+    int r;
+
+    (void)snprintf(name, sizeof(name), "prefill unpack %s %s (%d x %d)", type, s->name, s->n_rows,
+                   s->n_cols);
+    if (!kbench_wants(k, name)) {
+        return 0;
+    }
+    r = kbench_time(k, unpack_round, p, k->small ? p->n : LAUNCHES, &ns, e);
+    if (!r) {
+        kbench_print(k, name, ns, (double)p->bytes + 2.0 * s->n_rows * s->n_cols, 0);
+    }
+    return r;
+}
+
 static int time_shape(struct kbench *k, const struct shape *s, enum dtype type, float *x, float *y,
                       struct error *e)
 {
@@ -134,6 +165,9 @@ static int time_shape(struct kbench *k, const struct shape *s, enum dtype type, 
     }
     for (int i = 0; i < 2 && !r && s->prompts; i++) {
         r = time_rows(k, s, dtype_info(type)->name, &p, k->small ? 16 << i : prompt[i], true, e);
+    }
+    if (!r && s->prompts && dtype_info(type)->block_len > 1) {
+        r = time_unpacking(k, s, dtype_info(type)->name, &p, e);
     }
     drop(k, &p);
     return r;

@@ -9,7 +9,7 @@
 
 #include <cerrno>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/gemm.cuh"
 
 extern "C" {
 #include "kernels/cuda/bench.h"
@@ -143,6 +143,12 @@ static int nothing(struct backend *be, int32_t value, bool early)
     return cuda_launched(cu, "bench_empty");
 }
 
+static int unpack(struct backend *be, const struct ops_weight *w, void *to)
+{
+    return cuda_unpack(cuda_of(be), w->type, static_cast<const uint8_t *>(w->device), 0, w->n_rows,
+                       w->n_cols, static_cast<uint16_t *>(to), w->n_cols);
+}
+
 extern "C" __attribute__((visibility("default"))) const struct cuda_bench pipit_cuda_bench;
 const struct cuda_bench pipit_cuda_bench = {
     .bytes = sizeof(struct cuda_bench),
@@ -154,4 +160,5 @@ const struct cuda_bench pipit_cuda_bench = {
     .elapsed = elapsed,
     .read = read,
     .nothing = nothing,
+    .unpack = unpack,
 };

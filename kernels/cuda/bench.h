@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 struct backend;
+struct ops_weight;
 
 #define CUDA_BENCH_SYMBOL "pipit_cuda_bench"
 
@@ -30,6 +31,8 @@ struct cuda_bench {
     /* A kernel of one block that does nothing with `value`; early: it begins before the one ahead
      * has ended, where the device can. */
     int (*nothing)(struct backend *be, int32_t value, bool early);
+    /* All of a quantised weight to `to`, as bf16: what prompts' products by cublasLt begin with. */
+    int (*unpack)(struct backend *be, const struct ops_weight *w, void *to);
 };
 
 #endif

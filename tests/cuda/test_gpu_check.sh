@@ -14,9 +14,9 @@ fail() { echo "FAILED: $*" && exit 1; }
 for call in 1 2 3 4 5; do
     "$tools/gpu_check.sh" --dry-run --build "$build" "$call" "$dir/dry" >>"$dir/dry.txt" || fail "dry run of call $call"
 done
-for name in check_attention check_matmul_cublas golden_cache golden_cublas start_lazy qkv_store_repeated kbench ncu_row_q \
+for name in check_attention check_matmul_own check_matmul_cublas golden_cache golden_cublas start_lazy qkv_store_repeated kbench kbench_own ncu_row_q \
     bench_llama-3.1-8b_BF16_b1_d128-2048-8192_full_fp8 bench_llama-3.1-8b_BF16_b1_d128_full_own \
-    bench_llama-3.1-8b_Q4_K_b1_d128-2048_full memcheck_select racecheck_attention \
+    bench_llama-3.1-8b_Q4_K_b1_d128-2048_full bench_llama-3.1-8b_Q4_K_b1_d128_full_cublas memcheck_select racecheck_attention \
     bench_llama-3.1-8b-4_BF16_b8_d65536-131072_full_fp8 bench_llama-2-7b_BF16_b8_d8192_keyformer_50_ peers; do
     grep -q "^$name " "$dir/dry.txt" || fail "$name is not in the dry run"
 done
@@ -24,7 +24,7 @@ grep -o "$build/[^ ]*" "$dir/dry.txt" | grep -v '\.so$' | sort -u | while read -
     [ -e "$program" ] || fail "$program is not there"
 done || exit 1
 
-XZ_OPT=-0 "$tools/gpu_pack.sh" --build "$build" --out "$dir/gpu.tar.xz" --with "$module" || fail "the archive"
+XZ_OPT=-1 "$tools/gpu_pack.sh" --build "$build" --out "$dir/gpu.tar.xz" --with "$module" || fail "the archive"
 tar -C "$dir" -xJf "$dir/gpu.tar.xz" || fail "unpacking"
 run() { "$dir/gpu/tools/gpu_check.sh" --small --models "$dir/models" "$@" "$dir/out"; }
 run --only check_rows 1 || fail "call 1: check_rows"
