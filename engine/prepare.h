@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_PREPARE_H
+#define PIPIT_ENGINE_PREPARE_H
+
 /* What engine_plan() and engine_create() have in common: files opened and checked, and the plan.
  * Everything here needs no memory to speak of. */
-#pragma once
 
 #include "engine/engine.h"
 #include "engine/kv/kv.h"
@@ -44,3 +46,5 @@ struct backend_limits prepared_limits(const struct prepared *p, int32_t ctx, int
 
 /* Slots that a layer may be said to read a layer ahead; 0 where no policy predicts. */
 int32_t prepared_predicted(const struct prepared *p, int32_t ctx);
+
+#endif

@@ -19,9 +19,10 @@ enum { KV_ROUND_MOST = 256 }; /* dims of a head */
 /* Types whose steps are wide enough for that: fp8, and 4 bits. */
 bool kv_rounds(enum ops_kv_type type);
 
-/* One head of n finite values, as kv_code_encode() with carry: (n, n), row i has in [0, i) what dim
- * i's error is multiplied by for each dim before it. Scales are those of kv_code_encode(). Returns
- * fp8's scale, else 0. The definition: all backends that have it give the same bits. */
+/* One head of n finite values, which are bounded by what f16 holds, as kv_code_encode() with carry:
+ * (n, n), row i has in [0, i) what dim i's error is multiplied by for each dim before it. Scales
+ * are those of kv_code_encode() of the bounded values. Returns fp8's scale, else 0. The definition:
+ * all backends that have it give the same bits. */
 uint16_t kv_round_encode(enum ops_kv_type type, const float *carry, const float *src, void *dst,
                          int32_t n);
 

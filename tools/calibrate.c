@@ -118,9 +118,13 @@ static int check(const struct skew_model *m, struct error *reterr)
             }
         }
     }
-    return m->model->h.attn_softcap > 0
+    if (m->model->h.attn_softcap > 0) {
+        return error_set(reterr, -ENOTSUP,
+                         "the model caps its logits, and a cap feels what keys are stored less");
+    }
+    return model_has_sinks(m->model)
                ? error_set(reterr, -ENOTSUP,
-                           "the model caps its logits, and a cap feels what keys are stored less")
+                           "the model has sinks, logits that feel what keys are stored less")
                : 0;
 }
 

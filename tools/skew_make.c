@@ -114,17 +114,13 @@ int skew_create_overlay(const struct skew_model *m, const char *path, struct ggu
     return 0;
 }
 
-static int write_overlay(const struct skew_job *job, const struct skew_model *m,
+/* Finishes or aborts the writer. */
+static int write_overlay(struct gguf_writer *w, const struct skew_job *job,
                          const struct skew_store *stores, int32_t n_stores, int32_t n_layers,
                          const struct skew_sums *sums, const char *path, struct error *reterr)
 {
-    struct gguf_writer *w = NULL;
-    int r = skew_create_overlay(m, path, &w, reterr);
+    int r = job->put_keys ? job->put_keys(w, sums, n_layers) : 0;
 
-    if (r) {
-        return r;
-    }
-    r = job->put_keys ? job->put_keys(w, sums, n_layers) : 0;
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t s = 0; !r && s < n_stores; s++) {
             r = job->put_store(w, sums, s, &stores[s], pass == 0);
@@ -165,8 +161,15 @@ int skew_make(const struct skew_job *job, const struct option_list *words, struc
                                             .wanted = skew_wanted(m.model, s),
                                             .queries = skew_has_queries(m.model, s)};
         }
+        struct gguf_writer *w = NULL; /* a path that cannot be written is told before the run */
+
+        r = r ? r : skew_create_overlay(&m, words->v[0], &w, reterr);
         r = r ? r : skew_run(&m, job, text, len, &sums, reterr);
-        r = r ? r : write_overlay(job, &m, stores, n_stores, n_layers, &sums, words->v[0], reterr);
+        if (r) {
+            gguf_writer_abort(w);
+        } else {
+            r = write_overlay(w, job, stores, n_stores, n_layers, &sums, words->v[0], reterr);
+        }
     }
     skew_sums_finish(&sums);
     skew_close(&m);

@@ -137,15 +137,12 @@ static int put_layer(struct gguf_writer *w, int32_t layer, const struct surrogat
     return r ? r : put_data(w, DTYPE_F32, f->b, (uint64_t)f->n_out);
 }
 
-static int write_overlay(const struct skew_model *m, const struct job *j, const char *path,
+/* Finishes or aborts the writer. */
+static int write_overlay(struct gguf_writer *w, const struct job *j, const char *path,
                          struct error *reterr)
 {
-    struct gguf_writer *w = NULL;
-    int r = skew_create_overlay(m, path, &w, reterr);
+    int r = 0;
 
-    if (r) {
-        return r;
-    }
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t il = 0; !r && il < j->n_layers; il++) {
             r = j->fits[il].n_in ? put_layer(w, il, &j->fits[il], pass == 0) : 0;
@@ -163,6 +160,11 @@ static int write_overlay(const struct skew_model *m, const struct job *j, const 
 
 static int check(const struct model *m, struct error *reterr)
 {
+    if (m->h.attn_softcap > 0 || m->h.alibi_max > 0 || model_has_sinks(m)) {
+        return error_set(reterr, -ENOTSUP,
+                         "--scores: made of a plain softmax, and the model has a softcap, ALiBi or "
+                         "sinks");
+    }
     for (int32_t il = 0; il < m->h.n_layers; il++) {
         if (m->layers[il].deep) {
             return error_set(reterr, -ENOTSUP,
@@ -239,8 +241,15 @@ int surrogate_make(const struct surrogate_config *c, struct error *reterr)
     for (int32_t il = 0; !r && il < j.n_layers; il++) {
         j.n_k[il] = m.model->h.layer[il].n_k;
     }
+    struct gguf_writer *w = NULL; /* a path that cannot be written is told before the run */
+
+    r = r ? r : skew_create_overlay(&m, c->out, &w, reterr);
     r = r ? r : gather(c, &m, &j, reterr);
-    r = r ? r : write_overlay(&m, &j, c->out, reterr);
+    if (r) {
+        gguf_writer_abort(w);
+    } else {
+        r = write_overlay(w, &j, c->out, reterr);
+    }
     if (!r && c->check) {
         print_test(&j);
     }

@@ -160,7 +160,6 @@ CURVE_EVICTING = {  # shares of the context, percent
 CURVE_BOTH = {
     "kv8+recency": (50, 25), "kv4+recency": (50, 43, 25, 12), "kv4+expected": (50, 43, 25),
 }
-CURVE_READING = ["sparq:r=32,k=128", "sparq:r=16,k=128", "sparq:r=8,k=128", "kv8+sparq:r=16,k=128", "topv:128"]
 # The same run in seconds, on a model of any quality: for tests.
 TINY = {
     "curve": {"ctx": 128, "chunks": 2, "batch": 4},
@@ -249,7 +248,7 @@ def curve_at(methods):
 
 
 # The most telling first.
-STEPS_CURVE = [("curve", CURVE_TYPES + curve_at(CURVE_BOTH)), ("curve", curve_at(CURVE_EVICTING)), ("curve", CURVE_READING)]
+STEPS_CURVE = [("curve", CURVE_TYPES + curve_at(CURVE_BOTH)), ("curve", curve_at(CURVE_EVICTING))]
 
 
 def steps(tiny, reading=False, scored=False, curve=False):

@@ -7,11 +7,22 @@
 #include "quant/gauss4.h"
 #include "quant/half.h"
 
-enum { MOST_BLOCKS = KV_ROUND_MOST / GAUSS4_BLOCK };
-
 static size_t at(int32_t dim, int32_t head)
 {
     return (size_t)dim * CPU_KV_ENCODE16 + (size_t)head;
+}
+
+struct cpu_kv_encode16 cpu_kv_encode16_begin(enum ops_kv_type type, const float *carry, int32_t n,
+                                             float *scratch)
+{
+    size_t scales = (size_t)(n / GAUSS4_BLOCK + 1) * CPU_KV_ENCODE16;
+    struct cpu_kv_encode16 ret = {.type = type, .carry = carry, .n = n, .x = scratch};
+
+    ret.step = ret.x + (size_t)n * CPU_KV_ENCODE16;
+    ret.inverse = ret.step + scales;
+    ret.head = ret.inverse + scales;
+    ret.codes = (uint8_t *)(ret.head + n);
+    return ret;
 }
 
 void cpu_kv_encode16_add(struct cpu_kv_encode16 *e, const float *head)
@@ -25,13 +36,10 @@ void cpu_kv_encode16_add(struct cpu_kv_encode16 *e, const float *head)
 static void encode_fp8(const struct cpu_table *t, const struct cpu_kv_encode16 *e, uint8_t *dst,
                        size_t row_bytes, uint16_t *scales)
 {
-    float step[CPU_KV_ENCODE16];
-    float inverse[CPU_KV_ENCODE16];
-
-    t->scale16_fp8(e->x, e->n, step, inverse);
-    t->round16_fp8(e->carry, e->x, step, inverse, e->n, e->codes);
+    t->scale16_fp8(e->x, e->n, e->step, e->inverse);
+    t->round16_fp8(e->carry, e->x, e->step, e->inverse, e->n, e->codes);
     for (int32_t i = 0; i < e->n_heads; i++) {
-        scales[i] = half_f16_from_f32(step[i] * 256);
+        scales[i] = half_f16_from_f32(e->step[i] * 256);
         for (int32_t d = 0; d < e->n; d++) {
             dst[(size_t)i * row_bytes + (size_t)d] = e->codes[at(d, i)];
         }
@@ -41,14 +49,11 @@ static void encode_fp8(const struct cpu_table *t, const struct cpu_kv_encode16 *
 static void encode_g4(const struct cpu_table *t, const struct cpu_kv_encode16 *e, uint8_t *dst,
                       size_t row_bytes)
 {
-    float step[MOST_BLOCKS * CPU_KV_ENCODE16];
-    float inverse[MOST_BLOCKS * CPU_KV_ENCODE16];
-
-    t->scale16_g4(e->x, e->n, step, inverse);
-    t->round16_g4(e->carry, e->x, step, inverse, e->n, e->codes);
+    t->scale16_g4(e->x, e->n, e->step, e->inverse);
+    t->round16_g4(e->carry, e->x, e->step, e->inverse, e->n, e->codes);
     for (int32_t i = 0; i < e->n_heads; i++) {
         for (int32_t b = 0; b < e->n / GAUSS4_BLOCK; b++) {
-            struct gauss4_block block = {.scale = half_f16_from_f32(step[at(b, i)])};
+            struct gauss4_block block = {.scale = half_f16_from_f32(e->step[at(b, i)])};
             const uint8_t *low = e->codes + at(b * GAUSS4_BLOCK, i);
             const uint8_t *high = low + at(GAUSS4_BLOCK / 2, 0);
 
@@ -64,16 +69,15 @@ static void encode_g4(const struct cpu_table *t, const struct cpu_kv_encode16 *e
 static void encode_one(const struct cpu_table *t, const struct cpu_kv_encode16 *e, uint8_t *dst,
                        uint16_t *scales)
 {
-    float head[KV_ROUND_MOST];
     uint16_t scale = 0;
 
     for (int32_t d = 0; d < e->n; d++) {
-        head[d] = e->x[at(d, 0)];
+        e->head[d] = e->x[at(d, 0)];
     }
     if (e->carry) {
-        scale = kv_round_encode(e->type, e->carry, head, dst, e->n);
+        scale = kv_round_encode(e->type, e->carry, e->head, dst, e->n);
     } else {
-        (void)t->encode_g4(head, e->n, dst);
+        (void)t->encode_g4(e->head, e->n, dst);
     }
     if (scales) {
         scales[0] = scale;

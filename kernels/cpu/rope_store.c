@@ -233,17 +233,6 @@ static bool takes_latest(const struct run *r, int32_t i, enum ops_kv_type type)
     return ops_kv_in_four_bits(type) && kv_latest_takes(r->seq, r->row - r->seq->row0 + i);
 }
 
-/* Scratch: t->v, of 64 heads. */
-static struct cpu_kv_encode16 lot_of(const struct kv_thread *t, enum ops_kv_type type,
-                                     const float *carry, int32_t n)
-{
-    return (struct cpu_kv_encode16){.type = type,
-                                    .carry = carry,
-                                    .x = t->v,
-                                    .codes = (uint8_t *)(t->v + (size_t)n * CPU_KV_ENCODE16),
-                                    .n = n};
-}
-
 /* The head of slot i of n: encoded with those of the slots around it. */
 static void take(const struct job *job, struct cpu_kv_encode16 *lot, const float *head, int32_t i,
                  int32_t n, uint8_t *rows, size_t row_bytes, uint16_t *scales)
@@ -276,7 +265,7 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
     size_t d2 = (size_t)l->k_dim * (size_t)l->k_dim;
 
     carry += carry ? (size_t)(r->group * l->k_heads + head) * d2 : 0;
-    struct cpu_kv_encode16 lot = lot_of(t, l->k_type, carry, l->k_dim);
+    struct cpu_kv_encode16 lot = cpu_kv_encode16_begin(l->k_type, carry, l->k_dim, t->v);
 
     balance += balance ? (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim : 0;
     center += center ? (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim : 0;
@@ -326,7 +315,7 @@ static void store_v(const struct job *job, const struct kv_thread *t, const stru
     int32_t pad = kv_page_pad(l->v_dim);
     int32_t first = r->slot % OPS_PAGE_SLOTS;
     uint16_t *scales = kv_page_v_scale(l, page, head);
-    struct cpu_kv_encode16 lot = lot_of(t, l->v_type, NULL, pad);
+    struct cpu_kv_encode16 lot = cpu_kv_encode16_begin(l->v_type, NULL, pad, t->v);
     uint8_t *rows = kv_page_v(l, page, head) + (size_t)first * kv_page_v_row_bytes(l);
 
     for (int32_t i = 0; i < r->n; i++) {

@@ -127,8 +127,9 @@ typedef void cpu_kv_rope_fn(float *x, const float *cos, const float *sin, int32_
 /* kernels/kv_code.h: one head to the type's bytes; returns the scale where the type has one. */
 typedef uint16_t cpu_kv_encode_fn(const float *x, int32_t n, void *dst);
 
-/* Heads of 16 slots, x (n dims, 16) (kernels/cpu/kv_encode16.h), which are bounded by what f16 holds.
- * step: what a code of 1 stands for, inverse: what takes values to codes; (16), g4 (n / 32, 16). */
+/* Heads of 16 slots, x (n dims, 16) (kernels/cpu/kv_encode16.h), which are bounded by what f16
+ * holds. step: what a code of 1 stands for, inverse: what takes values to codes; (16), g4
+ * (n / 32, 16). */
 typedef void cpu_kv_scale16_fn(float *x, int32_t n, float *step, float *inverse);
 /* codes (n, 16); with carry, which g4 may lack, rounded by it, and x is written. */
 typedef void cpu_kv_round16_fn(const float *carry, float *x, const float *step,

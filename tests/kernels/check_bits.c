@@ -16,7 +16,7 @@
 #include "kernels/kv_round.h"
 #include "quant/gauss4.h"
 
-enum { MAX_COLS = 512, MAX_TOKENS = 32, ROWS = 16 };
+enum { MAX_COLS = 512, MAX_TOKENS = 32, ROWS = 16, MAX_HEAD = 512 };
 
 static const struct {
     const char *name;
@@ -302,14 +302,13 @@ static void make_heads(float *heads, int32_t n)
 
 static void encoded(const char *variant, const struct cpu_table *t)
 {
-    static const int32_t lengths[] = {32, 64, 80, 96, 256};
+    static const int32_t lengths[] = {32, 64, 80, 256, 512};
     static const int32_t counts[] = {1, 2, 7, 16};
-    static float carries[KV_ROUND_MOST * KV_ROUND_MOST];
-    static float heads[CPU_KV_ENCODE16 * KV_ROUND_MOST];
-    static float x[CPU_KV_ENCODE16 * KV_ROUND_MOST];
-    static uint8_t codes[CPU_KV_ENCODE16 * KV_ROUND_MOST];
-    static uint8_t got[CPU_KV_ENCODE16 * KV_ROUND_MOST];
-    static uint8_t want[CPU_KV_ENCODE16 * KV_ROUND_MOST];
+    static float carries[MAX_HEAD * MAX_HEAD];
+    static float heads[CPU_KV_ENCODE16 * MAX_HEAD];
+    static float scratch[CPU_KV_ENCODE16 * 2 * MAX_HEAD];
+    static uint8_t got[CPU_KV_ENCODE16 * MAX_HEAD];
+    static uint8_t want[CPU_KV_ENCODE16 * MAX_HEAD];
 
     for (int32_t k = 0; k < 3 * 5 * 4; k++) {
         enum ops_kv_type type = k < 20 ? OPS_KV_FP8 : OPS_KV_G4;
@@ -317,9 +316,10 @@ static void encoded(const char *variant, const struct cpu_table *t)
         int32_t n = lengths[k / 4 % 5];
         size_t bytes = (size_t)ops_kv_type_bytes(type, n);
         uint16_t scales[2][CPU_KV_ENCODE16] = {0};
-        struct cpu_kv_encode16 e = {.type = type, .carry = carry, .x = x, .codes = codes, .n = n};
+        size_t n_scratch = cpu_kv_encode16_scratch(n);
+        struct cpu_kv_encode16 e = cpu_kv_encode16_begin(type, carry, n, scratch);
 
-        if (type == OPS_KV_G4 && n % GAUSS4_BLOCK) {
+        if ((type == OPS_KV_G4 && n % GAUSS4_BLOCK) || (carry && n > KV_ROUND_MOST)) {
             continue;
         }
         make_heads(heads, n);
@@ -340,9 +340,11 @@ static void encoded(const char *variant, const struct cpu_table *t)
             }
         }
         memset(got, 0xa5, sizeof(got));
+        scratch[n_scratch] = 7; /* stays */
         cpu_kv_encode16_end(t, &e, got, bytes, type == OPS_KV_FP8 ? scales[0] : NULL);
         same(variant, carry ? ops_kv_type_name(type) : "4 bits", n, got, want,
              (size_t)counts[k % 4] * bytes);
+        same(variant, "beyond the scratch", n, scratch + n_scratch, &(float){7}, sizeof(float));
         same(variant, "scales", n, scales[0], scales[1], sizeof(scales[0]));
     }
 }

@@ -143,6 +143,20 @@ void check_kv_balance(struct check *c, struct check_kv *kv)
     }
 }
 
+void check_kv_carry(struct check *c, struct check_kv *kv)
+{
+    const struct ops_kv_layout *l = &kv->layout[0];
+    size_t n = (size_t)l->k_dim;
+    size_t n_heads = (size_t)(l->n_groups * l->k_heads);
+    float *to;
+
+    kv->carry = check_buf(c, "carry", n_heads * n * n * sizeof(float));
+    to = (void *)kv->carry->init;
+    for (size_t i = 0; i < n_heads * n * n; i++) {
+        to[i] = i % n < i / n % n ? check_normal(c) / (float)n : 0;
+    }
+}
+
 void check_kv_latest(struct check *c, struct check_kv *kv, int32_t from)
 {
     const struct ops_kv_layout *l = &kv->layout[0];
@@ -208,6 +222,7 @@ struct ops_kv check_kv_of(struct check *c, const struct check_kv *kv)
         .skew = check_dev(c, kv->skew),
         .center = check_dev(c, kv->center),
         .balance = check_dev(c, kv->balance),
+        .carry = check_dev(c, kv->carry),
         .k_hadamard = kv->k_hadamard,
         .v_hadamard = kv->v_hadamard,
         .latest = check_dev(c, kv->latest),

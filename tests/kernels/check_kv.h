@@ -17,6 +17,7 @@ struct check_kv {
     struct check_buf *skew;     /* random rotations where the layout has partial keys, or NULL */
     struct check_buf *center;   /* the caller's: (n_groups, k_heads, k_dim) f32, or NULL */
     struct check_buf *balance;  /* the same */
+    struct check_buf *carry;    /* check_kv_carry()'s, or NULL */
     struct check_buf *latest;   /* check_kv_latest()'s, or NULL: ops_kv.latest */
     int32_t latest_from;
     bool k_hadamard; /* the caller's */
@@ -35,6 +36,8 @@ void check_kv_make(struct check *c, struct check_kv *kv, const struct ops_kv_lay
                    int32_t cap, int32_t n_slots, bool positions, bool scores);
 /* Factors of K's dims, and of q's inverse: ops_kv.balance. */
 void check_kv_balance(struct check *c, struct check_kv *kv);
+/* ops_kv.carry, another one for each K head, small enough that no key grows without end. */
+void check_kv_carry(struct check *c, struct check_kv *kv);
 /* Entries of the latest tokens from position `from` on, with values of their own, for a layout that
  * has such. */
 void check_kv_latest(struct check *c, struct check_kv *kv, int32_t from);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rope_store: queries against the reference, and what lies in the cache afterwards: rows written in
  * their types, every other slot untouched, slot_pos and score set. Both RoPE forms, partial
- * rotation, per-head norms, centers, Hadamard transforms, rings (also shorter than the rows),
- * victims, K stored unrotated, only q or only K and V, several sequences. The reference is checked
- * against rotation in double. */
+ * rotation, per-head norms, centers, Hadamard transforms, errors carried on, rings (also shorter
+ * than the rows), victims, K stored unrotated, only q or only K and V, several sequences. The
+ * reference is checked against rotation in double. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ const struct backend_limits check_limits = {
     .max_cols = 1024,
     .max_outputs = 64,
     .max_heads = 16,
-    .max_head_dim = 256,
+    .max_head_dim = 512,
     .max_slots = 1024,
 };
 
@@ -38,7 +38,8 @@ enum {
     POSITIONS = 64,
     ALIKE = 128,
     CENTERED = 256,
-    HADAMARD = 512
+    HADAMARD = 512,
+    CARRY = 1024 /* keys as they come, so that no arithmetic before it differs */
 };
 
 struct shape {
@@ -116,6 +117,9 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
         in->kv[i].k_hadamard = s->options & HADAMARD && i != 0;
         in->kv[i].v_hadamard = in->kv[i].k_hadamard;
         check_kv_latest(c, &in->kv[i], 0);
+        if (s->options & CARRY && i != 1) { /* of one batch, some have it and some have not */
+            check_kv_carry(c, &in->kv[i]);
+        }
         if (in->kv[i].k_hadamard && i == 1) { /* without a center */
             check_kv_balance(c, &in->kv[i]);
         }
@@ -303,7 +307,7 @@ static void check_latest(struct check *c, const struct shape *s, const struct in
                               .latest = kv->latest ? kv->latest->out[side] : NULL};
     int32_t n = keys ? s->l.k_dim : s->l.v_dim;
     int32_t pos = s->pos0[seq] + i;
-    float got[256];
+    float got[512];
 
     if (!of.latest || i + OPS_LATEST_ENTRIES < s->n_rows[seq] ||
         !ops_kv_in_four_bits(keys ? s->l.k_type : s->l.v_type)) {
@@ -320,11 +324,15 @@ static void check_slot(struct check *c, const struct shape *s, const struct inpu
 {
     const struct ops_kv_layout *l = &s->l;
     const struct check_kv *kv = &in->kv[seq];
-    size_t at = (size_t)(group * kv->cap + slot) * kv->slot_bytes +
-                (size_t)l->k_heads * ops_kv_type_bytes(l->k_type, l->k_dim);
-    float want[256];
-    float got[256];
+    size_t of_slot = (size_t)(group * kv->cap + slot) * kv->slot_bytes;
+    size_t at = of_slot + (size_t)l->k_heads * ops_kv_type_bytes(l->k_type, l->k_dim);
+    float want[512];
+    float got[512];
 
+    if (s->options & CARRY) {
+        check_bits(c, "stored K", kv->back[1] + of_slot, kv->back[0] + of_slot,
+                   (size_t)l->k_heads * ops_kv_type_bytes(l->k_type, l->k_dim));
+    }
     /* V is stored as it comes: no arithmetic to differ in */
     check_bits(c, "stored V", kv->back[1] + at, kv->back[0] + at,
                (size_t)l->v_heads * ops_kv_type_bytes(l->v_type, l->v_dim));
@@ -347,8 +355,10 @@ static void check_slot(struct check *c, const struct shape *s, const struct inpu
                 turn_in_double(want, l->k_dim);
             }
             check_kv_decode_k(kv, kv->back[side], group, slot, h, got);
-            check_stored(c, side ? "stored K" : "reference's stored K", got, want, l->k_dim,
-                         l->k_type);
+            if (!kv->carry) { /* what that is: tests/unit/test_carry.c */
+                check_stored(c, side ? "stored K" : "reference's stored K", got, want, l->k_dim,
+                             l->k_type);
+            }
             check_latest(c, s, in, seq, i, group, h, true, side, want);
         }
         for (int32_t h = 0; h < l->v_heads && (row % 16 != 15 || s->options & HADAMARD); h++) {
@@ -505,6 +515,22 @@ void check_op(struct check *c)
         prefill.l.k_type = prefill.l.v_type = OPS_KV_FP8;
         one(c, &prefill);
         return;
+    }
+    static const enum ops_kv_type rounded[] = {OPS_KV_FP8, OPS_KV_G4};
+
+    for (size_t t = 0; t < 2 && c->sides[1]->ops->rounds; t++) {
+        struct ops_kv_layout pairs = {2, 2, 1, 64, 64, rounded[t], rounded[t], false, 0};
+        struct ops_kv_layout wide = {1, 1, 1, 256, 512, rounded[t], OPS_KV_G4, false, 0};
+        struct shape shapes[] = {
+            {pairs, 4, OPS_ROPE_NONE, 0, {1, 1, 70}, {5, 77, 100}, CARRY},
+            {pairs, 4, OPS_ROPE_NONE, 0, {1, 20, 70}, {5, 77, 100}, CARRY | RING | POSITIONS},
+            {pairs, 4, OPS_ROPE_NONE, 0, {1, 1, 1}, {5, 77, 100}, CARRY | VICTIM | POSITIONS},
+            {wide, 2, OPS_ROPE_NONE, 0, {1, 1, 37}, {5, 77, 100}, CARRY | CENTERED},
+        };
+
+        for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+            one(c, &shapes[i]);
+        }
     }
     for (int t = 0; t < check_kv_n_types; t++) {
         struct ops_kv_layout l = {3,     1, 1, 64, 64, check_kv_types[t].k, check_kv_types[t].v,

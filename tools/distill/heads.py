@@ -7,7 +7,7 @@
 Layer by layer on the teacher's own inputs, the stores as they are: a head's rows of q and its query map by the KL of its attention
 (AdamW, a text a step; the answers of look-back texts, if there are any, weigh as much as all other rows); then its value map by
 least squares, drawn to what it was, so that the head adds what the teacher's adds. No MLP and no head of the model is run, nothing
-goes back through layers: a step of four heads takes 40 ms. The teacher runs once a text, up to the last layer asked for."""
+goes back through layers: a step of four heads takes 0.1 s of one AVX2 core. The teacher runs once a text, up to the last layer asked for."""
 
 import argparse
 import math
