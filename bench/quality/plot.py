@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws run.py's CSV: plot.py CSV docs/pictures
 
-quality-bytes.svg       perplexity and KL divergence against the bytes of KV held, a line a method
-quality-tasks.svg       retrieval and repetition against the same
+quality-tasks.svg       retrieval, repetition and answers against the bytes of K and V held, a line a method
 
 Needs matplotlib."""
 
@@ -98,13 +97,6 @@ def panels(t, folder, name, wanted):
     save(fig, folder, name)
 
 
-def quality_bytes(t, folder):
-    panels(t, folder, "quality-bytes.svg", (
-        ("ppl-shakespeare-2k", "perplexity", "tiny Shakespeare, 2k", "perplexity, decode mode"),
-        ("ppl-shakespeare-2k", "mean KL", "tiny Shakespeare, 2k", "mean KL from full, nats"),
-        ("ppl-war-and-peace-2k", "perplexity", "War and Peace, 2k", "perplexity, decode mode")))
-
-
 def quality_tasks(t, folder):
     panels(t, folder, "quality-tasks.svg", (
         ("needle-2k", "all", "retrieval, 2k", "answers with the number, %"),
@@ -115,7 +107,6 @@ def quality_tasks(t, folder):
 def main():
     t, folder = tables.Table(sys.argv[1]), sys.argv[2]
     begin(folder)
-    quality_bytes(t, folder)
     quality_tasks(t, folder)
 
 

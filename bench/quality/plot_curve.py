@@ -24,11 +24,14 @@ def panel(ax, t, name):
         x, y, half = zip(*points)
         dashed = "--" if "+recency" in method or "+expected" in method else "-"
         low = [min(h, 0.9 * v) for v, h in zip(y, half)]  # the axis has no 0
-        ax.errorbar(x, y, yerr=(low, half), color=color, marker=marker, markersize=4, linewidth=1, capsize=2, label=method,
+        ax.errorbar(x, y, yerr=(low, half), color=color, marker=marker, markersize=4 if line else 5, linewidth=1, capsize=2, label=method,
                     linestyle=dashed if line else "none")
+        if not line:
+            ax.annotate(method, (x[0], y[0]), xytext=(5, -3), textcoords="offset points", fontsize=6, color=color)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ticks = (5, 7, 10, 14, 20, 28, 40, 52, 70)
+    ticks = (3.5, 7, 14, 28, 52, 100)
+    ax.set_xlim(3, 110)
     ax.set_xticks(ticks, [str(v) for v in ticks])
     ax.set_xticks([], minor=True)
     ax.set_title(name, fontsize=9)

@@ -221,6 +221,9 @@ def text_figures(task, rows):
                 ("p99 KL", float(r["p99_kl"]), None),
                 ("same top-1 %", 100 * float(r["same_top1"]), None)):
             yield {**common, "metric": metric, "value": round(value, 5), "se": "" if error is None else round(error, 5)}
+        if task == "curve":  # its policies are compared with full alone
+            yield {**common, "metric": "chunks", "value": len(nll), "se": ""}
+            continue
         for i, v in enumerate(nll):
             yield {**common, "metric": f"nll of chunk {i}", "value": v, "se": ""}
 

@@ -46,7 +46,7 @@ class Table:
     def half(self, task, policy, metric):
         """Half of a 95 % interval by Student's t, over a text's chunks or the cases; None where there is no error."""
         se = self.get(task, policy, metric, "se")
-        n = 0
+        n = int(self.get(task, policy, "chunks") or 0)
         while (task, policy, f"nll of chunk {n}") in self.rows:
             n += 1
         n = n or (0 if metric in TEXT_METRICS or se is None else int(self.rows[task, policy, metric]["n"]))

@@ -470,8 +470,7 @@ repeat,{h2o50},all,4,20,2,50,0.5,6
     def test_curves(self):
         with tempfile.NamedTemporaryFile("w", suffix=".csv") as f:
             f.write("task,policy,metric,n,value,se,kv_bytes,kv_share,tokens_per_step,mcnemar\n"
-                    "curve,kv8,mean KL,10,0.003,0.001,5,0.5,9,\ncurve,kv8,nll of chunk 0,10,3,,5,0.5,9,\n"
-                    "curve,kv8,nll of chunk 1,10,3,,5,0.5,9,\n"
+                    "curve,kv8,mean KL,10,0.003,0.001,5,0.5,9,\ncurve,kv8,chunks,10,2,,5,0.5,9,\n"
                     '"curve","h2o:50%ctx,min=16",mean KL,10,0.05,,5,0.25,9,\n"curve","h2o:12%ctx,min=16",mean KL,10,0.2,,1,0.06,9,\n')
             f.flush()
             t = tables.Table(f.name)

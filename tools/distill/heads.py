@@ -195,12 +195,17 @@ def main():
     if bad:
         raise SystemExit(f"distill: --heads: {bad[0][0]}.{bad[0][1]} is no head of a deep layer")
     fitted = Heads(student, heads)
+    # what the states are of: other ones are refused
+    of = [weights.sha256(o.model), str(o.text), str(o.look_back), o.ctx, o.seed, heads[-1][0]]
     if o.states and o.states.exists():
-        texts = torch.load(o.states)
+        kept = torch.load(o.states)
+        if kept["of"] != of:
+            raise SystemExit(f"distill: {o.states} is of another model, text, --ctx, --seed or last layer: {kept['of']}")
+        texts = kept["texts"]
     else:
         texts = texts_of(fitted, o)
         if o.states:
-            torch.save(texts, o.states)
+            torch.save({"of": of, "texts": texts}, o.states)
     held = texts[::8]
     texts = [t for i, t in enumerate(texts) if i % 8]
     fitted.fit(texts, held, o.steps, o.lr, o.seed)
