@@ -292,7 +292,7 @@ static struct engine *start_both(const struct setting *of, const char *backend,
                                  const struct engine_request *ask, struct run *talker,
                                  struct run *beside)
 {
-    enum { TRIES = 5 };
+    enum { TRIES = 3 };
 
     for (int i = 1;; i++) {
         struct engine *e = start(of, backend, talker);
