@@ -70,7 +70,7 @@ config() {
         failed=$((failed + 1))
         return
     fi
-    meson test -C "$dir" --no-rebuild --print-errorlogs --num-processes 2 ${suites[@]+"${suites[@]}"} \
+    meson test -C "$dir" --no-rebuild --print-errorlogs --timeout-multiplier 2 --num-processes 2 ${suites[@]+"${suites[@]}"} \
         >"$out/$1.test.log" 2>&1
     local rc=$? again=() name
     # Some tests have time limits, and machines are shared: what failed is run once more, alone. It is said.
@@ -82,7 +82,7 @@ config() {
         done
         cp "$dir/meson-logs/testlog.json" "$out/$1.first.json"
         if [ "${#again[@]}" -gt 0 ]; then
-            meson test -C "$dir" --no-rebuild --print-errorlogs --num-processes 1 "${again[@]}" \
+            meson test -C "$dir" --no-rebuild --print-errorlogs --timeout-multiplier 2 --num-processes 1 "${again[@]}" \
                 >"$out/$1.again.log" 2>&1
             rc=$?
             [ "$rc" -eq 0 ] || grep -vE ' (OK|SKIP) ' "$out/$1.again.log" | tail -n 80
