@@ -347,7 +347,7 @@ BY_TYPE(cpu_kv_blend_fn, blend, t->blend_f32)
 BY_TYPE(cpu_kv_qk_fn, qk, type == OPS_KV_G4 ? t->qk_g4 : t->qk_f32)
 BY_TYPE(cpu_kv_pv_fn, pv, type == OPS_KV_G4 ? t->pv_g4 : t->pv_f32)
 BY_TYPE(cpu_kv_unpack_fn, unpack, NULL)
-BY_TYPE(cpu_kv_encode_fn, encode, type == OPS_KV_G4 ? t->encode_g4 : NULL)
+BY_TYPE(cpu_kv_encode_fn, encode, NULL)
 
 cpu_kv_query_fn *cpu_kv_query(const struct cpu_table *t, enum ops_kv_type type)
 {

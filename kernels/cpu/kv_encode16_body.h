@@ -12,19 +12,29 @@
 #include "kernels/cpu/table.h"
 #include "quant/gauss4.h"
 
+/* What f16 holds, and 0 for NaN, for which a block has no code. */
+LANES_INLINE lf kv_finite(lf v)
+{
+    li u = li_and(li_bits(v), li_set1(0x7fffffff));
+
+    return lf_select(li_greater(u, li_set1(0x7f800000)), lf_set1(0), kv_clamp(v, 65504.0f));
+}
+
+LANES_INLINE lf kv_size(lf v)
+{
+    return lf_bits(li_and(li_bits(v), li_set1(0x7fffffff)));
+}
+
 /* The largest size of n dims, which are bounded by what f16 holds, so that no scale overflows. */
 LANES_INLINE lf kv_bound(float *x, int32_t n)
 {
     lf top = lf_set1(0);
 
     for (int32_t i = 0; i < n; i++) {
-        lf v = lf_load(x + (size_t)i * 16);
-        li u = li_and(li_bits(v), li_set1(0x7fffffff));
+        lf v = kv_finite(lf_load(x + (size_t)i * 16));
 
-        v = lf_max(lf_set1(-65504.0f), lf_min(lf_set1(65504.0f), v));
-        v = lf_select(li_greater(u, li_set1(0x7f800000)), lf_set1(0), v); /* NaN */
         lf_store(x + (size_t)i * 16, v);
-        top = lf_max(top, lf_bits(li_and(li_bits(v), li_set1(0x7fffffff))));
+        top = lf_max(top, kv_size(v));
     }
     return top;
 }
@@ -76,18 +86,10 @@ static void LANES_FN(round16_fp8)(const float *carry, float *x, const float *ste
         lf big = lf_bits(li_or(li_add(power, li_set1(20 << 23)), li_set1(0x400000)));
         lf near = lf_sub(lf_add(r, big), big);
 
-        near = lf_max(lf_set1(-448.0f), lf_min(lf_set1(448.0f), near));
-        li u = li_and(li_bits(near), li_set1(0x7fffffff));
-
-        near = lf_bits(li_or(u, sign)); /* 0 has a sign */
+        near = kv_clamp(near, 448.0f);
+        near = lf_bits(li_or(li_bits(kv_size(near)), sign)); /* 0 has a sign */
         kv_carry_on(x, carry + (size_t)i * (size_t)n, lf_sub(value, lf_mul(s, near)), i);
-        /* its code, which is exact: kv_store_body.h */
-        li code = li_shr(li_sub(u, li_set1(0x3c000000)), 20);
-        li small = li_sub(li_bits(lf_add(lf_bits(u), lf_set1(16384.0f))),
-                          li_bits(lf_set1(16384.0f)));
-
-        code = li_select(li_greater(li_set1(0x3c800000), u), small, code);
-        li_store_i8((int8_t *)codes + (size_t)i * 16, li_sub(code, li_shl(li_shr(sign, 31), 7)));
+        li_store_i8((int8_t *)codes + (size_t)i * 16, kv_code_fp8(near));
     }
 }
 
@@ -214,12 +216,8 @@ static uint16_t LANES_FN(encode_g4)(const float *x, int32_t n, void *dst)
         lf top = lf_set1(0);
 
         for (int i = 0; i < 2; i++) {
-            lf bounded = lf_load(x + (size_t)b * GAUSS4_BLOCK + i * 16);
-            li u = li_and(li_bits(bounded), li_set1(0x7fffffff));
-
-            bounded = kv_clamp(bounded, 65504.0f);
-            v[i] = lf_select(li_greater(u, li_set1(0x7f800000)), lf_set1(0), bounded);
-            top = lf_max(top, lf_bits(li_and(li_bits(v[i]), li_set1(0x7fffffff))));
+            v[i] = kv_finite(lf_load(x + (size_t)b * GAUSS4_BLOCK + i * 16));
+            top = lf_max(top, kv_size(v[i]));
         }
         block.scale = half_f16_from_f32(lf_max_of(top) / 127);
         float s = half_f16_to_f32(block.scale);

@@ -92,24 +92,29 @@ LANES_INLINE float kv_inverse_scale(const float *x, int32_t n, float largest_cod
     return scale ? unit / half_f16_to_f32(*ret_scale) : 0.0f;
 }
 
+/* E4M3 codes, as signed bytes: nearest, ties to even, as fp8_from_f32(). */
+LANES_INLINE li kv_code_fp8(lf r)
+{
+    li u = li_and(li_bits(r), li_set1(0x7fffffff));
+    li sign = li_shl(li_shr(li_bits(r), 31), 7);
+    li odd = li_and(li_shr(u, 20), li_set1(1));
+    li code = li_shr(li_sub(li_add(li_add(u, li_set1(0x7ffff)), odd), li_set1(0x3c000000)), 20);
+    /* subnormal: the f32 adder rounds to multiples of 2^-9 */
+    li small =
+        li_sub(li_bits(lf_add(lf_bits(u), lf_set1(16384.0f))), li_bits(lf_set1(16384.0f)));
+
+    code = li_select(li_greater(li_set1(0x3c800000), u), small, code);
+    code = li_select(li_greater(u, li_set1(0x43e00000 - 1)), li_set1(0x7e), code);
+    return li_sub(code, sign);
+}
+
 static uint16_t LANES_FN(encode_fp8)(const float *x, int32_t n, void *dst)
 {
     uint16_t scale;
     const lf inverse = lf_set1(kv_inverse_scale(x, n, 1.75f, 256.0f, &scale));
 
     for (int32_t i = 0; i < n; i += 16) {
-        lf r = lf_mul(lf_load(x + i), inverse);
-        li u = li_and(li_bits(r), li_set1(0x7fffffff));
-        li sign = li_shl(li_shr(li_bits(r), 31), 7);
-        li odd = li_and(li_shr(u, 20), li_set1(1));
-        li code = li_shr(li_sub(li_add(li_add(u, li_set1(0x7ffff)), odd), li_set1(0x3c000000)), 20);
-        /* subnormal: the f32 adder rounds to multiples of 2^-9 */
-        li small = li_sub(li_bits(lf_add(lf_bits(u), lf_set1(16384.0f))),
-                          li_bits(lf_set1(16384.0f)));
-
-        code = li_select(li_greater(li_set1(0x3c800000), u), small, code);
-        code = li_select(li_greater(u, li_set1(0x43e00000 - 1)), li_set1(0x7e), code);
-        li_store_i8((int8_t *)dst + i, li_sub(code, sign)); /* as a signed byte */
+        li_store_i8((int8_t *)dst + i, kv_code_fp8(lf_mul(lf_load(x + i), inverse)));
     }
     return scale;
 }

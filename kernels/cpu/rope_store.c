@@ -184,7 +184,7 @@ static uint16_t encode(const struct job *job, enum ops_kv_type type, const float
 {
     cpu_kv_encode_fn *fn = cpu_kv_encode(&job->cpu->table, type);
 
-    if (!fn && kv_page_by_slot(type)) {
+    if (kv_page_by_slot(type)) {
         kv_code_encode(type, x, dst, NULL, n);
         return 0;
     }
