@@ -42,8 +42,8 @@ static inline bool cpu_kv_encode16_is(enum ops_kv_type type, const float *carry)
 
 /* head (n). */
 void cpu_kv_encode16_add(struct cpu_kv_encode16 *e, const float *head);
-/* Rows of codes, row_bytes apart, and fp8's scales, of all heads that were added; none
- * waits any more. */
+/* Rows of codes, row_bytes apart, and fp8's scales, of all heads that were added; none waits any
+ * more. scales: NULL for 4 bits. */
 void cpu_kv_encode16_end(const struct cpu_table *t, struct cpu_kv_encode16 *e, uint8_t *dst,
                          size_t row_bytes, uint16_t *scales);
 

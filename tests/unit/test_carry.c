@@ -143,30 +143,38 @@ Test(carry, of_no_value)
     cr_assert(got[3] > 60000 && got[3] < 66000, "%g", (double)got[3]);
 }
 
-/* C of each K head of arch_qwen2.gguf: `diagonal` there, `beside` elsewhere; `cut` columns fewer.
- */
-static int open_overlaid(float diagonal, float beside, int cut, const char *backend, const char *kv,
-                         struct engine **ret, struct error *e)
+struct base {
+    const char *file;
+    const char *arch;
+    uint32_t d; /* dims of a head */
+};
+
+static const struct base qwen2 = {"arch_qwen2.gguf", "qwen2", 12};
+static const struct base heads_32 = {"heads_32.gguf", "llama", 32};
+
+/* C of each K head: `diagonal` there, `beside` elsewhere; `cut` columns fewer. */
+static int open_overlaid(const struct base *base, float diagonal, float beside, int cut,
+                         const char *backend, const char *kv, struct engine **ret, struct error *e)
 {
-    const char *path = run_data("arch_qwen2.gguf");
+    const char *path = run_data(base->file);
     struct gguf *g;
     struct gguf_writer *w;
     char sha[65];
     uint32_t n_layers = 0;
-    uint32_t d = 12;
+    uint32_t d = base->d;
     uint64_t n_rows = 0;
     char overlay[64]; /* tests run side by side */
 
     (void)snprintf(overlay, sizeof(overlay), "/tmp/pipit_test_carry_%d.gguf", (int)getpid());
     cr_assert_eq(gguf_open(path, &g, e), 0, "%s", e->text);
-    for (char name[64] = "blk.0.attn_k.bias"; gguf_tensor_find(g, name);) {
-        (void)snprintf(name, sizeof(name), "blk.%u.attn_k.bias", ++n_layers);
+    for (char name[64] = "blk.0.attn_k.weight"; gguf_tensor_find(g, name);) {
+        (void)snprintf(name, sizeof(name), "blk.%u.attn_k.weight", ++n_layers);
     }
     cr_assert_eq(gguf_sha256(path, NULL, sha, e), 0, "%s", e->text);
     cr_assert_eq(gguf_writer_create(overlay, &w, e), 0, "%s", e->text);
-    cr_assert_eq(gguf_writer_str(w, "general.architecture", "qwen2", 5), 0);
+    cr_assert_eq(gguf_writer_str(w, "general.architecture", base->arch, strlen(base->arch)), 0);
     cr_assert_eq(gguf_writer_str(w, "pipit.overlay.base_sha256", sha, 64), 0);
-    n_rows = gguf_tensor_find(g, "blk.0.attn_k.bias")->dims[0];
+    n_rows = gguf_tensor_find(g, "blk.0.attn_k.weight")->dims[1];
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t il = 0; il < n_layers; il++) {
             char name[64];
@@ -249,12 +257,14 @@ Test(carry, an_overlay_brings_it)
         struct run alone;
 
         run_given(bare, &plain);
-        cr_assert_eq(open_overlaid(2, 0, 0, backends[b], "fp8", &e, &err), 0, "%s", err.text);
+        cr_assert_eq(open_overlaid(&qwen2, 2, 0, 0, backends[b], "fp8", &e, &err), 0, "%s",
+                     err.text);
         run_given(e, &alone);
         engine_destroy(e);
         cr_assert_lt(distance(&plain, &alone), 1e-5, "%s: %g", backends[b],
                      distance(&plain, &alone)); /* encoders differ where two codes are as near */
-        cr_assert_eq(open_overlaid(2, 1.9f, 0, backends[b], "fp8", &e, &err), 0, "%s", err.text);
+        cr_assert_eq(open_overlaid(&qwen2, 2, 1.9f, 0, backends[b], "fp8", &e, &err), 0, "%s",
+                     err.text);
         run_given(e, &with[b]);
         engine_destroy(e);
         engine_destroy(bare);
@@ -267,17 +277,48 @@ Test(carry, an_overlay_brings_it)
     run_clear(&with[1]);
 }
 
+/* Keys in four bits are balanced and turned, and so is C: a diagonal one is diagonal no more. It is
+ * not the plain one's carry, which would be none. */
+Test(carry, turned_as_the_keys_are)
+{
+    static const char *const backends[] = {"ref", "cpu"};
+    struct run plain[2];
+    struct run with[2];
+
+    for (int b = 0; b < 2; b++) {
+        struct engine *bare = run_engine("heads_32.gguf", backends[b], 128, 1, "kv4");
+        struct error err = {0};
+        struct engine *e;
+
+        run_given(bare, &plain[b]);
+        cr_assert_eq(open_overlaid(&heads_32, 2, 0, 0, backends[b], "kv4", &e, &err), 0, "%s",
+                     err.text);
+        run_given(e, &with[b]);
+        engine_destroy(e);
+        engine_destroy(bare);
+        cr_assert_gt(distance(&plain[b], &with[b]), 1e-3, "%s: %g", backends[b],
+                     distance(&plain[b], &with[b]));
+    }
+    /* the backends differ by no more than they do without */
+    cr_assert_lt(distance(&with[0], &with[1]), 2 * distance(&plain[0], &plain[1]), "%g of %g",
+                 distance(&with[0], &with[1]), distance(&plain[0], &plain[1]));
+    for (int b = 0; b < 2; b++) {
+        run_clear(&plain[b]);
+        run_clear(&with[b]);
+    }
+}
+
 Test(carry, what_is_no_mean_is_refused)
 {
     struct error err = {0};
     struct engine *e;
 
-    cr_assert_eq(open_overlaid(2, 0, 1, "cpu", "fp8", &e, &err), -EBADMSG);
+    cr_assert_eq(open_overlaid(&qwen2, 2, 0, 1, "cpu", "fp8", &e, &err), -EBADMSG);
     cr_assert_not_null(strstr(err.text, "attn_query.weight"), "%s", err.text);
     err.code = 0;
-    cr_assert_eq(open_overlaid(NAN, 0, 0, "cpu", "fp8", &e, &err), -EBADMSG);
+    cr_assert_eq(open_overlaid(&qwen2, NAN, 0, 0, "cpu", "fp8", &e, &err), -EBADMSG);
     cr_assert_not_null(strstr(err.text, "no mean"), "%s", err.text);
     err.code = 0;
-    cr_assert_eq(open_overlaid(1, 3, 0, "cpu", "fp8", &e, &err), -EBADMSG);
+    cr_assert_eq(open_overlaid(&qwen2, 1, 3, 0, "cpu", "fp8", &e, &err), -EBADMSG);
     cr_assert_not_null(strstr(err.text, "no mean"), "%s", err.text);
 }
