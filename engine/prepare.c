@@ -13,6 +13,7 @@
 #include "engine/model/ple.h"
 #include "engine/sched/sched.h"
 #include "engine/text/tok.h"
+#include "kernels/kv_round.h"
 
 enum { MAX_SEQS = 4096, MAX_BATCH = 1 << 16, MAX_DRAFT_ROWS = 64, MOST_CHOSEN_SEQS = 8 };
 
@@ -84,9 +85,14 @@ static int open_files(struct prepared *p, struct error *reterr)
         .n_overlays = c->n_overlays,
         .base_sha256 = p->sha256,
         .overlay_sha256 = sha,
-        .rounds = p->ops->rounds,
     };
 
+    for (int32_t i = 0; p->ops->rounds && i < p->mix.n; i++) {
+        const struct policy *policy = &p->mix.part[i].policy;
+
+        source.rounds |= kv_rounds(policy->k_type);
+        source.rounds_turned |= kv_rounds(policy->k_type) && policy_may_rotate(policy);
+    }
     r = model_open(&source, &p->model, reterr);
     if (r) {
         (void)error_prefix(reterr, "%s", c->model_path);

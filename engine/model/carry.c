@@ -59,11 +59,9 @@ void carry_finish(struct model *m)
     free(m->carry_values);
 }
 
-int carry_derive(struct model *m, int32_t store, struct model_weight *file,
-                 struct model_weight *turned, struct error *reterr)
+int carry_derive(struct model *m, int32_t store, struct model_weight *file, struct error *reterr)
 {
     const struct model_store *st = &m->stores[store];
-    struct ops_weight *w = m->layers[st->layer].w;
     size_t n = (size_t)st->n_k * head_values(m, store);
 
     if ((size_t)file->desc.n_cols != n || st->k_dim > KV_ROUND_MOST) {
@@ -81,11 +79,16 @@ int carry_derive(struct model *m, int32_t store, struct model_weight *file,
     file->desc.type = DTYPE_F32;
     file->desc.data = m->carry_values;
     file->file_bytes = (uint64_t)n * sizeof(float);
-    *turned = *file;
-    turned->dst = &w[LT_CARRY_TURNED];
-    turned->dst->n_cols = file->desc.n_cols;
-    turned->dst->n_rows = file->desc.n_rows;
     return 0;
+}
+
+void carry_turned(struct model *m, int32_t store, const struct model_weight *plain,
+                  struct model_weight *ret)
+{
+    *ret = *plain;
+    ret->dst = &m->layers[m->stores[store].layer].w[LT_CARRY_TURNED];
+    ret->dst->n_cols = plain->desc.n_cols;
+    ret->dst->n_rows = plain->desc.n_rows;
 }
 
 bool carry_is(const struct model *m, const struct model_weight *w)

@@ -11,9 +11,12 @@
 struct model_weight;
 
 /* Takes the tensor that `file` describes, LT_CARRY of the store, and describes in its place what is
- * made of it, and in `turned` LT_CARRY_TURNED. 0, or a negative errno with its cause. */
+ * made of it. 0, or a negative errno with its cause. */
 int carry_derive(struct model *m, int32_t store, struct model_weight *file,
-                 struct model_weight *turned, struct error *reterr) WARN_UNUSED;
+                 struct error *reterr) WARN_UNUSED;
+/* Behind it: describes LT_CARRY_TURNED of the store in `ret`. */
+void carry_turned(struct model *m, int32_t store, const struct model_weight *plain,
+                  struct model_weight *ret);
 uint64_t carry_bytes(const struct model *m);
 
 /* Is it such a weight? Then carry_fill() makes its values, where its data points to, before it is

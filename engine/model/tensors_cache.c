@@ -140,10 +140,13 @@ static int find_carries(struct finder *f)
         if (r > 0 && (st->deep || !f->source->rounds)) {
             drop_last(f, &w[LT_CARRY]);
         } else if (r > 0) {
-            r = carry_derive(m, s, at, at + 1, f->reterr);
-            (void)snprintf(at[1].name, sizeof(at[1].name), "blk.%d.%s", st->layer,
-                           arch_layer_tensors[LT_CARRY_TURNED].name);
-            m->n_list++;
+            r = carry_derive(m, s, at, f->reterr);
+            if (r == 0 && f->source->rounds_turned) {
+                carry_turned(m, s, at, at + 1);
+                (void)snprintf(at[1].name, sizeof(at[1].name), "blk.%d.%s", st->layer,
+                               arch_layer_tensors[LT_CARRY_TURNED].name);
+                m->n_list++;
+            }
         }
     }
     return r < 0 ? r : 0;

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/kv/plan/plan.h"
 #include "gguf/gguf.h"
 #include "kernels/kv_code.h"
 #include "kernels/kv_round.h"
@@ -305,6 +306,37 @@ Test(carry, turned_as_the_keys_are)
     for (int b = 0; b < 2; b++) {
         run_clear(&plain[b]);
         run_clear(&with[b]);
+    }
+}
+
+/* Matrices are held for the keys that are rounded by them: as they are for fp8, and turned too for
+ * kv4, whose requests may say rot=off. */
+Test(carry, only_what_is_used_is_held)
+{
+    static const struct {
+        const char *kv;
+        uint64_t n;
+    } cases[] = {{"full", 0}, {"kv8", 0}, {"k8v4", 0}, {"fp8", 1}, {"kv4", 2}};
+    struct error err = {0};
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct engine *bare = run_engine("heads_32.gguf", "cpu", 128, 1, cases[i].kv);
+        struct engine *e;
+        uint64_t one = 3 * 32 * 32 * sizeof(float); /* layers of one K head */
+        uint64_t held[2];
+
+        cr_assert_eq(open_overlaid(&heads_32, 2, 1, 0, "cpu", cases[i].kv, &e, &err), 0, "%s",
+                     err.text);
+        held[0] = engine_plan_of(bare)->weights_bytes;
+        held[1] = engine_plan_of(e)->weights_bytes;
+        engine_destroy(bare);
+        engine_destroy(e);
+        if (cases[i].n == 0) {
+            cr_assert_eq(held[1], held[0], "%s", cases[i].kv);
+        } else {
+            cr_assert_geq(held[1], held[0] + cases[i].n * one, "%s", cases[i].kv);
+            cr_assert_lt(held[1], held[0] + (cases[i].n + 1) * one, "%s", cases[i].kv);
+        }
     }
 }
 
