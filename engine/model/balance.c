@@ -74,16 +74,6 @@ int balance_derive(struct model *m, int32_t store, struct model_weight *ret)
     return 1;
 }
 
-static const struct model_weight *listed(const struct model *m, const struct ops_weight *dst)
-{
-    for (int32_t i = 0; i < m->n_list && dst->n_cols; i++) {
-        if (m->list[i].dst == dst) {
-            return &m->list[i];
-        }
-    }
-    return NULL;
-}
-
 /* Values [first, first + n) of a row. */
 static void decode(const struct model_weight *w, int32_t row, int32_t first, int32_t n, float *ret)
 {
@@ -194,20 +184,20 @@ static int fill_one(struct model *m, int32_t store)
     int tq = st->deep ? LT_SWIFT_Q : LT_Q;
     int tk = st->deep ? LT_SWIFT_K : LT_K;
     struct made q = {
-        .before = listed(m, &w[LT_ATTN_NORM]),
-        .w = listed(m, &w[tq]),
-        .bias = listed(m, &w[st->deep ? LT_SWIFT_Q_B : LT_Q_B]),
-        .norm = listed(m, &w[w[LT_Q_NORM].n_cols ? LT_Q_NORM : LT_Q_NORM_WIDE]),
+        .before = tensors_listed(m, &w[LT_ATTN_NORM]),
+        .w = tensors_listed(m, &w[tq]),
+        .bias = tensors_listed(m, &w[st->deep ? LT_SWIFT_Q_B : LT_Q_B]),
+        .norm = tensors_listed(m, &w[w[LT_Q_NORM].n_cols ? LT_Q_NORM : LT_Q_NORM_WIDE]),
         .scale = l->scale[tq],
     };
     struct made k = {
-        .before = st->deep ? listed(m, &m->w[MT_SWIFT_NORM]) : q.before,
-        .w = listed(m, &w[tk]),
-        .bias = listed(m, &w[st->deep ? LT_SWIFT_K_B : LT_K_B]),
-        .norm = listed(m, &w[w[LT_K_NORM].n_cols ? LT_K_NORM : LT_K_NORM_WIDE]),
+        .before = st->deep ? tensors_listed(m, &m->w[MT_SWIFT_NORM]) : q.before,
+        .w = tensors_listed(m, &w[tk]),
+        .bias = tensors_listed(m, &w[st->deep ? LT_SWIFT_K_B : LT_K_B]),
+        .norm = tensors_listed(m, &w[w[LT_K_NORM].n_cols ? LT_K_NORM : LT_K_NORM_WIDE]),
         .scale = l->scale[tk],
     };
-    const struct model_weight *center = listed(m, &w[LT_CENTER]);
+    const struct model_weight *center = tensors_listed(m, &w[LT_CENTER]);
     int32_t n_rows = share * (m->h.q_gated ? 2 : 1) + 1;
     double *q2 = calloc((size_t)n_rows * (size_t)(st->n_k * d), sizeof(*q2));
 

@@ -104,26 +104,17 @@ static float *values_of(const struct model_weight *w)
     return x;
 }
 
-static const struct model_weight *listed(const struct model *m, const struct ops_weight *dst)
-{
-    for (int32_t i = 0; i < m->n_list; i++) {
-        if (m->list[i].dst == dst) {
-            return &m->list[i];
-        }
-    }
-    return NULL;
-}
-
 int center_fill(struct model *m, struct error *reterr)
 {
     int r = 0;
 
     for (int32_t s = 0; !r && s < m->n_stores; s++) {
         struct ops_weight *w = m->layers[m->stores[s].layer].w;
-        const struct model_weight *center = listed(m, &w[LT_CENTER]);
+        const struct model_weight *center = tensors_listed(m, &w[LT_CENTER]);
         bool derived =
             center && m->centers && center->desc.data == m->centers + (size_t)s * stride(m);
-        float *x = !center ? NULL : values_of(derived ? listed(m, &w[bias_of(m, s)]) : center);
+        float *x =
+            !center ? NULL : values_of(derived ? tensors_listed(m, &w[bias_of(m, s)]) : center);
 
         if (center && !x) {
             r = error_set(reterr, -ENOMEM, "model: no memory");

@@ -591,6 +591,16 @@ static int find_all(struct finder *f)
     return r ? r : check_unused(f);
 }
 
+const struct model_weight *tensors_listed(const struct model *m, const struct ops_weight *dst)
+{
+    for (int32_t i = 0; i < m->n_list && dst->n_cols; i++) {
+        if (m->list[i].dst == dst) {
+            return &m->list[i];
+        }
+    }
+    return NULL;
+}
+
 int tensors_find(const struct model_source *source, struct model *m, struct error *reterr)
 {
     struct finder f = {.source = source, .m = m, .reterr = reterr};

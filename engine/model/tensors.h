@@ -19,6 +19,9 @@ struct model_weight {
 int tensors_find(const struct model_source *source, struct model *m,
                  struct error *reterr) WARN_UNUSED;
 
+/* The weight of m->list that is loaded into `dst`; NULL: the model has none. */
+const struct model_weight *tensors_listed(const struct model *m, const struct ops_weight *dst);
+
 /* Factors that divide RoPE's frequencies, (n_rot / 2): which the file has, or a negative errno. Of
  * LongRoPE's two sets the one for a context that is longer than the model's first (`is_long`), or
  * not. */
