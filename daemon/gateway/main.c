@@ -21,6 +21,7 @@
 #include "base/cleanup.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "base/sanitized.h"
 #include "base/secret.h"
 #include "base/sock.h"
 #include "base/version.h"
@@ -71,23 +72,6 @@ static const struct option_table table = {
              "normally starts it.",
 };
 
-/* A sanitizer's shadow memory is no use of memory in this sense. */
-static bool under_sanitizer(void)
-{
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    return true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
-    __has_feature(memory_sanitizer)
-    return true;
-#else
-    return false;
-#endif
-#else
-    return false;
-#endif
-}
-
 static void limit_process(const struct config *c)
 {
     struct rlimit r;
@@ -106,7 +90,8 @@ static void limit_process(const struct config *c)
     }
     /* RLIMIT_DATA counts private writable memory (heap, stacks), not arenas and libraries. */
     r = (struct rlimit){c->memory, c->memory};
-    if (!under_sanitizer() && setrlimit(RLIMIT_DATA, &r)) {
+    /* A sanitizer's shadow memory is no use of memory in this sense. */
+    if (!SANITIZED && setrlimit(RLIMIT_DATA, &r)) {
         log_warning("memory stays unlimited: %m");
     }
 }

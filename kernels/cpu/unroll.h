@@ -9,19 +9,12 @@
  * With a sanitizer neither does anything: the code means the same, and a compiler that checks each
  * of ten thousand unrolled accesses takes minutes a file. */
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNROLL_NOT 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
-    __has_feature(memory_sanitizer)
-#define UNROLL_NOT 1
-#endif
-#endif
+#include "base/sanitized.h"
 
-#if defined(UNROLL_PLAIN) && !defined(UNROLL_NOT) /* plain C lanes: arrays stay arrays anyway */
+#if defined(UNROLL_PLAIN) && !SANITIZED /* plain C lanes: arrays stay arrays anyway */
 #define UNROLL_LOOP
 #define UNROLL_INLINE static inline
-#elif defined(UNROLL_NOT)
+#elif SANITIZED
 #define UNROLL_LOOP
 #define UNROLL_INLINE static __attribute__((noinline, unused))
 #elif defined(__clang__)

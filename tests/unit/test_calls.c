@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sanitized.h"
 #include "base/utf8.h"
 #include "engine/text/calls/calls.h"
 #include "tests/unit/tok_spec.h"
@@ -486,7 +487,7 @@ Test(calls, takes_what_the_plan_counts)
     after = mallinfo2();
     n = after.hblkhd + after.uordblks - before.hblkhd - before.uordblks;
     /* A sanitizer's malloc tells nothing. */
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !SANITIZED
     cr_expect(n >= CALLS_BYTES && n < CALLS_BYTES + 4096, "%zu", n); /* malloc keeps a little */
 #endif
     calls_destroy(c);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sanitized.h"
 #include "engine/sched/draft_cost.h"
 #include "tests/unit/engine_run.h"
 
@@ -530,7 +531,7 @@ Test(draft, a_real_model)
 {
     const char *model = getenv("PIPIT_SMOLLM2");
 
-#ifdef __SANITIZE_ADDRESS__
+#if SANITIZED
     model = NULL; /* minutes, and the same code as with the small one */
 #endif
     if (!model) {

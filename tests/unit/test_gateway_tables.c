@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sanitized.h"
 #include "daemon/gateway/clients.h"
 #include "daemon/gateway/requests.h"
 #include "daemon/gateway/router.h"
@@ -379,7 +380,7 @@ Test(gateway_tables, pages_amid_others_are_given_back)
     int64_t kept;
     int64_t left;
 
-#if defined(__SANITIZE_ADDRESS__)
+#if SANITIZED
     cr_skip_test("the sanitizer's allocator keeps what was freed");
 #endif
     cr_assert_not_null(piece);

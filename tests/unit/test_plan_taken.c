@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/sanitized.h"
 #include "engine/kv/plan/plan.h"
 #include "tests/unit/engine_run.h"
 
@@ -364,7 +365,7 @@ Test(plan_taken, is_resident_from_start_to_end)
     struct run r[4];
     char model[512];
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if SANITIZED
     cr_skip_test("a sanitizer's own memory is in the way");
 #endif
     (void)snprintf(model, sizeof(model), "%s", run_data("cache_model.gguf"));
