@@ -311,14 +311,17 @@ int cpu_kv_find_table(struct kv_rope_key *const keys[], float *const inv_freqs[]
     }
     for (int i = 0; i < KV_ROPE_TABLES; i++) {
         if (keys[i]->n_dims == r->n_dims && keys[i]->form == r->form &&
-            keys[i]->mscale == r->mscale && memcmp(inv_freqs[i], r->inv_freq, bytes) == 0) {
+            keys[i]->mscale == r->mscale &&
+            (bytes == 0 || memcmp(inv_freqs[i], r->inv_freq, bytes) == 0)) {
             found = i;
             *ret_stale = false;
             break;
         }
     }
     *keys[found] = (struct kv_rope_key){r->n_dims, r->form, r->mscale, latest + 1};
-    memcpy(inv_freqs[found], r->inv_freq, bytes);
+    if (bytes > 0) { /* else inv_freq may be NULL */
+        memcpy(inv_freqs[found], r->inv_freq, bytes);
+    }
     return found;
 }
 

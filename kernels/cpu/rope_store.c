@@ -259,19 +259,16 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
     uint8_t *rows =
         by_slot ? kv_page_k(l, page, head) + (size_t)first * row_bytes : (uint8_t *)t->k;
     uint16_t *scales = kv_page_k_scale(l, page, head);
-    const float *center = r->seq->kv.center;
-    const float *balance = r->seq->kv.balance;
-    const float *carry = kv_rounds(l->k_type) ? r->seq->kv.carry : NULL;
-    size_t d2 = (size_t)l->k_dim * (size_t)l->k_dim;
-
-    carry += carry ? (size_t)(r->group * l->k_heads + head) * d2 : 0;
+    size_t dims = (size_t)l->k_dim;
+    size_t at = (size_t)(r->group * l->k_heads + head);
+    const float *center = r->seq->kv.center ? r->seq->kv.center + at * dims : NULL;
+    const float *balance = r->seq->kv.balance ? r->seq->kv.balance + at * dims : NULL;
+    const float *carry =
+        kv_rounds(l->k_type) && r->seq->kv.carry ? r->seq->kv.carry + at * dims * dims : NULL;
     struct cpu_kv_encode16 lot = cpu_kv_encode16_begin(l->k_type, carry, l->k_dim, t->v);
 
-    balance += balance ? (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim : 0;
-    center += center ? (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim : 0;
     for (int32_t i = 0; i < r->n; i++) {
-        const float *k = p->k + (size_t)(r->row + i) * (size_t)p->ldk +
-                         (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim;
+        const float *k = p->k + (size_t)(r->row + i) * (size_t)p->ldk + at * dims;
 
         normalize(job, &p->k_norm, k, l->k_dim, t->row);
         if (!l->k_unrotated) {

@@ -201,13 +201,13 @@ static void put_sizes(struct file *f)
 }
 
 /* Is the i-th deep layer the first of its group? */
-static bool leads(const uint32_t *sizes, int32_t group, int32_t i)
+static bool leads(const uint32_t *sizes, int32_t group, int64_t i)
 {
     if (!sizes) {
         return group <= 0 || i % group == 0;
     }
     for (; *sizes && i > 0; sizes++) {
-        i -= (int32_t)*sizes;
+        i -= *sizes;
     }
     return i == 0;
 }

@@ -250,8 +250,10 @@ void tier_view(const struct tier *t, int32_t seq, struct ops_kv *kv)
 
 uint8_t *tier_parts_of(const struct tier *t, int32_t seq, int32_t store)
 {
-    return t->parts + ((size_t)seq * (size_t)t->config.n_stores + (size_t)store) *
-                          (size_t)(t->config.layout.n_groups * t->max_pages) * t->part.page_bytes;
+    size_t n = ((size_t)seq * (size_t)t->config.n_stores + (size_t)store) *
+               (size_t)(t->config.layout.n_groups * t->max_pages);
+
+    return t->parts ? t->parts + n * t->part.page_bytes : NULL;
 }
 
 void tier_part_view(const struct tier *t, int32_t seq, int32_t store, struct ops_kv *kv)

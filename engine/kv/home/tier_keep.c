@@ -19,6 +19,9 @@ static int copy_parts(struct tier *t, int32_t seq, int32_t store, int32_t page, 
     struct ops_kv kv;
     int r = 0;
 
+    if (t->part.page_bytes == 0) { /* no partial keys */
+        return 0;
+    }
     tier_view(t, seq, &kv);
     for (int32_t g = 0; !r && g < t->config.layout.n_groups; g++) {
         size_t at = (size_t)(g * t->max_pages + page);
