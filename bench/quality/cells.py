@@ -3,15 +3,15 @@
 
 A cell is one policy on one task. Steps come in order of worth, so that a run that is stopped early leaves the
 figures that matter most. Every budget in percent has min=16, because the policy's default of 128 slots would hide
-the budget in short prompts."""
+the budget in short prompts. Keyformer's noise is the paper's unless it says other: the default is none since 2026-11-27."""
 
 BUDGETS = (90, 70, 60, 50, 30, 20)
 METHODS = {
     "window": "window:{b}%,min=16",
     "sinks": "sinks:4+window:{b}%,min=16",
     "h2o": "h2o:{b}%,min=16",
-    "keyformer": "keyformer:{b}%,min=16",
-    "keyformer bounded": "keyformer:{b}%,min=16,prefill=bounded",
+    "keyformer": "keyformer:{b}%,min=16,noise=once",
+    "keyformer bounded": "keyformer:{b}%,min=16,noise=once,prefill=bounded",
     "keyformer as-shipped": "keyformer:{b}%,min=16,mode=as-shipped",
     "recency": "recency:{b}%,min=16,decay=0.99,observe=256",
 }
@@ -19,24 +19,24 @@ TYPES = ["fp8", "kv8", "k16v8"]
 
 # At 50 %, one thing changed at a time.
 NOISE = {
-    "Gumbel, once a key (paper)": "keyformer:50%,min=16",
-    "Gumbel, seed 1": "keyformer:50%,min=16,seed=1",
-    "Gumbel, seed 2": "keyformer:50%,min=16,seed=2",
+    "Gumbel, once a key (paper)": "keyformer:50%,min=16,noise=once",
+    "Gumbel, seed 1": "keyformer:50%,min=16,noise=once,seed=1",
+    "Gumbel, seed 2": "keyformer:50%,min=16,noise=once,seed=2",
     "Gumbel, each query": "keyformer:50%,min=16,noise=fresh",
     "Gaussian": "keyformer:50%,min=16,noise=gauss",
     "constant": "keyformer:50%,min=16,noise=const",
     "none": "keyformer:50%,min=16,noise=none",
 }
 OTHER = {
-    "recent 0 %": "keyformer:50%,min=16,recent=0%",
-    "recent 10 %": "keyformer:50%,min=16,recent=10%",
-    "recent 50 %": "keyformer:50%,min=16,recent=50%",
-    "recent 70 %": "keyformer:50%,min=16,recent=70%",
-    "tau 1..1": "keyformer:50%,min=16,tau=1..1",
-    "tau 2..2": "keyformer:50%,min=16,tau=2..2",
-    "tau 1..4": "keyformer:50%,min=16,tau=1..4",
-    "damp 0.99": "keyformer:50%,min=16,damp=0.99",
-    "damp 0.9": "keyformer:50%,min=16,damp=0.9",
+    "recent 0 %": "keyformer:50%,min=16,noise=once,recent=0%",
+    "recent 10 %": "keyformer:50%,min=16,noise=once,recent=10%",
+    "recent 50 %": "keyformer:50%,min=16,noise=once,recent=50%",
+    "recent 70 %": "keyformer:50%,min=16,noise=once,recent=70%",
+    "tau 1..1": "keyformer:50%,min=16,noise=once,tau=1..1",
+    "tau 2..2": "keyformer:50%,min=16,noise=once,tau=2..2",
+    "tau 1..4": "keyformer:50%,min=16,noise=once,tau=1..4",
+    "damp 0.99": "keyformer:50%,min=16,noise=once,damp=0.99",
+    "damp 0.9": "keyformer:50%,min=16,noise=once,damp=0.9",
     "none, tau 1..1, damp 0.95": "keyformer:50%,min=16,noise=none,tau=1..1,damp=0.95",
 }
 RECENCY = {
@@ -53,8 +53,8 @@ RECENCY = {
 DAMP = {
     "h2o": "h2o:50%,min=16",
     "h2o, damp 0.99": "h2o:50%,min=16,damp=0.99",
-    "keyformer": "keyformer:50%,min=16",
-    "keyformer, damp 0.99": "keyformer:50%,min=16,damp=0.99",
+    "keyformer": "keyformer:50%,min=16,noise=once",
+    "keyformer, damp 0.99": "keyformer:50%,min=16,noise=once,damp=0.99",
     "keyformer, no noise": "keyformer:50%,min=16,noise=none",
     "keyformer, no noise, damp 0.99": "keyformer:50%,min=16,noise=none,damp=0.99",
     "recency, decay 0.99, observe 256": "recency:50%,min=16,decay=0.99,observe=256",
@@ -62,7 +62,7 @@ DAMP = {
 # The first four tokens kept beside what the scores keep.
 SINKS = {
     "h2o": "sinks:4+h2o:50%,min=16",
-    "keyformer": "sinks:4+keyformer:50%,min=16",
+    "keyformer": "sinks:4+keyformer:50%,min=16,noise=once",
     "keyformer, no noise": "sinks:4+keyformer:50%,min=16,noise=none",
     "recency": "sinks:4+recency:50%,min=16,decay=0.99,observe=256",
 }

@@ -3,11 +3,13 @@
 
 import csv
 import math
+import re
 
 import cells
 import score
 
 TEXT_METRICS = ("perplexity more %", "mean KL")
+UNSAID = re.compile(r"(keyformer:\d+%,min=16)(?!,noise|,mode)")  # until 2026-11-27 that meant noise=once
 
 
 def within(t, df):
@@ -36,7 +38,9 @@ class Table:
         with open(path, encoding="utf-8") as f:
             for line in f:
                 (self.comments if line.startswith("#") else lines).append(line)
-        self.rows = {(r["task"], r["policy"], r["metric"]): r for r in csv.DictReader(lines)}
+        old = self.comments and self.comments[0][2:12] < "2026-11-27"
+        self.rows = {(r["task"], UNSAID.sub(r"\1,noise=once", r["policy"]) if old else r["policy"], r["metric"]): r
+                     for r in csv.DictReader(lines)}
 
     def get(self, task, policy, metric, field="value"):
         """A number, or None where the cell was not measured."""
