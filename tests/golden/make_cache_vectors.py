@@ -46,7 +46,7 @@ CASES = [
     ("damped", None, "f32+keyformer:20,recent=30%,noise=fresh,tau=1..2,seed=3,damp=0.7",
      {"name": "keyformer", "budget": 20, "recent": 6, "noise": "fresh", "seed": 3, "tau1": 2.0, "damp": 0.7}),
     ("layer_scores", None, "f32+h2o:20,recent=30%,score=layer", {"name": "h2o", "budget": 20, "recent": 6, "scope": "layer"}),
-    ("shared_scores", None, "f32+keyformer:20,recent=30%,score=shared,seed=3",
+    ("shared_scores", None, "f32+keyformer:20,recent=30%,noise=once,score=shared,seed=3",
      {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0, "scope": "shared"}),
     ("acrosskv_shared", (2, 3), "f32+h2o:20,recent=30%,score=shared", {"name": "h2o", "budget": 20, "recent": 6, "scope": "shared"}),
     ("new_positions", None, "f32+h2o:20,recent=30%,pos=new", {"name": "h2o", "budget": 20, "recent": 6, "pos_new": True}),
