@@ -244,7 +244,8 @@ ASKED = ["kv4", "h2o:50%", "snapkv:50%", "keyformer:50%", "kv8+recency:50%", "kv
 
 def curve_at(methods):
     """snapkv's 32 latest slots need a larger least budget than others', which is its default."""
-    return [f"{m}:{b}%ctx" + ("" if m == "snapkv" else ",min=16") for m, budgets in methods.items() for b in budgets]
+    rest = {"snapkv": "", "keyformer": ",min=16,noise=once"}
+    return [f"{m}:{b}%ctx" + rest.get(m, ",min=16") for m, budgets in methods.items() for b in budgets]
 
 
 # The most telling first.
