@@ -85,13 +85,14 @@ static int open_files(struct prepared *p, struct error *reterr)
         .n_overlays = c->n_overlays,
         .base_sha256 = p->sha256,
         .overlay_sha256 = sha,
+        .rounds = p->ops->rounds,
     };
 
-    for (int32_t i = 0; p->ops->rounds && i < p->mix.n; i++) {
+    for (int32_t i = 0; source.rounds && i < p->mix.n; i++) {
         const struct policy *policy = &p->mix.part[i].policy;
 
-        source.rounds |= kv_rounds(policy->k_type);
-        source.rounds_turned |= kv_rounds(policy->k_type) && policy_may_rotate(policy);
+        source.holds |= kv_rounds(policy->k_type);
+        source.holds_turned |= kv_rounds(policy->k_type) && policy_may_rotate(policy);
     }
     r = model_open(&source, &p->model, reterr);
     if (r) {

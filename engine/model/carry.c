@@ -59,7 +59,8 @@ void carry_finish(struct model *m)
     free(m->carry_values);
 }
 
-int carry_derive(struct model *m, int32_t store, struct model_weight *file, struct error *reterr)
+int carry_check(const struct model *m, int32_t store, const struct model_weight *file,
+                struct error *reterr)
 {
     const struct model_store *st = &m->stores[store];
     size_t n = (size_t)st->n_k * head_values(m, store);
@@ -69,6 +70,13 @@ int carry_derive(struct model *m, int32_t store, struct model_weight *file, stru
                          "tensor %s must hold %d K heads of %d rows, of at most %d dims",
                          file->name, st->n_k, st->k_dim, KV_ROUND_MOST);
     }
+    return 0;
+}
+
+int carry_derive(struct model *m, int32_t store, struct model_weight *file, struct error *reterr)
+{
+    size_t n = (size_t)m->stores[store].n_k * head_values(m, store);
+
     m->carries = m->carries ? m->carries : calloc((size_t)m->n_stores, sizeof(*m->carries));
     m->carry_values =
         m->carry_values ? m->carry_values : calloc(buffer_values(m), sizeof(*m->carry_values));

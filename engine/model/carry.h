@@ -10,8 +10,11 @@
 
 struct model_weight;
 
-/* Takes the tensor that `file` describes, LT_CARRY of the store, and describes in its place what is
- * made of it. 0, or a negative errno with its cause. */
+/* Is the tensor that `file` describes LT_CARRY of the store? 0, or -EBADMSG with its cause. */
+int carry_check(const struct model *m, int32_t store, const struct model_weight *file,
+                struct error *reterr) WARN_UNUSED;
+/* Behind it: takes the tensor that `file` describes, LT_CARRY of the store, and describes in its
+ * place what is made of it. 0, or -ENOMEM. */
 int carry_derive(struct model *m, int32_t store, struct model_weight *file,
                  struct error *reterr) WARN_UNUSED;
 /* Behind it: describes LT_CARRY_TURNED of the store in `ret`. */

@@ -97,9 +97,9 @@ struct model_source {
     int32_t n_overlays;
     const char *base_sha256;                /* 64 hex digits; needed with overlays only */
     const char *const *overlay_sha256;      /* (n_overlays) */
-    bool rounds;        /* keys are rounded for their queries (carry.h): by the backend, and of a */
-                        /* type that some planned policy has */
-    bool rounds_turned; /* and such keys may be rotated */
+    bool rounds;       /* backend_ops.rounds; then, of keys rounded for queries (carry.h): */
+    bool holds;        /* some planned policy has them, */
+    bool holds_turned; /* and may rotate them */
 };
 
 /* -EBADMSG naming the key or tensor; -ENOTSUP for an architecture or tensor this build lacks. */

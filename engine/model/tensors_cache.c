@@ -137,11 +137,14 @@ static int find_carries(struct finder *f)
             continue;
         }
         r = tensors_find_one(f, &arch_layer_tensors[LT_CARRY], st->layer, false, &w[LT_CARRY]);
-        if (r > 0 && (st->deep || !f->source->rounds)) {
+        if (r > 0 && !st->deep && f->source->rounds && carry_check(m, s, at, f->reterr)) {
+            r = -EBADMSG;
+        }
+        if (r > 0 && (st->deep || !f->source->holds)) {
             drop_last(f, &w[LT_CARRY]);
         } else if (r > 0) {
             r = carry_derive(m, s, at, f->reterr);
-            if (r == 0 && f->source->rounds_turned) {
+            if (r == 0 && f->source->holds_turned) {
                 carry_turned(m, s, at, at + 1);
                 (void)snprintf(at[1].name, sizeof(at[1].name), "blk.%d.%s", st->layer,
                                arch_layer_tensors[LT_CARRY_TURNED].name);

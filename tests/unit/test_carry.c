@@ -348,6 +348,9 @@ Test(carry, what_is_no_mean_is_refused)
     cr_assert_eq(open_overlaid(&qwen2, 2, 0, 1, "cpu", "fp8", &e, &err), -EBADMSG);
     cr_assert_not_null(strstr(err.text, "attn_query.weight"), "%s", err.text);
     err.code = 0;
+    cr_assert_eq(open_overlaid(&qwen2, 2, 0, 1, "cpu", "kv8", &e, &err), -EBADMSG,
+                 "also where nothing is rounded by it");
+    err.code = 0;
     cr_assert_eq(open_overlaid(&qwen2, NAN, 0, 0, "cpu", "fp8", &e, &err), -EBADMSG);
     cr_assert_not_null(strstr(err.text, "no mean"), "%s", err.text);
     err.code = 0;
