@@ -3,7 +3,8 @@
 
 A cell is one policy on one task. Steps come in order of worth, so that a run that is stopped early leaves the
 figures that matter most. Every budget in percent has min=16, because the policy's default of 128 slots would hide
-the budget in short prompts. Keyformer's noise is the paper's unless it says other: the default is none since 2026-11-27."""
+the budget in short prompts. Keyformer's noise is the paper's unless it says other: the default is none since
+2026-11-27."""
 
 BUDGETS = (90, 70, 60, 50, 30, 20)
 METHODS = {

@@ -79,6 +79,8 @@ Test(policy, words)
     cr_assert_float_eq(p.damp, 0.9f, 1e-6);
     cr_assert_eq(p.chunk, 128);
     cr_assert_eq(parse("keyformer:512,tau=2").tau1, 2.0f);
+    cr_assert_eq(parse("keyformer:512").noise, POLICY_NO_NOISE);
+    cr_assert_eq(parse("keyformer:512,mode=as-shipped").noise, POLICY_FRESH);
     cr_assert_eq(parse("keyformer:512,recent=0%").recent, 0);
 }
 

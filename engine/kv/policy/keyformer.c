@@ -6,8 +6,8 @@
  *
  * Noise: `once`, Gumbel drawn once a key (the paper's pseudo-code); `fresh`, once a query and key
  * (the authors' code); `gauss`, of Gumbel's mean and deviation; `const`, Gumbel's mean, which
- * cancels in the softmax and so must choose as `none` does. All are counter-based. No kind beat
- * `none` on texts or summaries (docs/results/quality.md), the default of mode=paper therefore. */
+ * cancels in the softmax and so must choose as `none` does. All are counter-based. mode=paper
+ * draws none by default, because no kind was better (docs/results/quality.md). */
 
 #include "engine/kv/policy/word.h"
 
