@@ -187,7 +187,7 @@ Test(tok_pre, long_runs)
         tok_pre_finish(&p);
     }
     free(text);
-    cr_assert_lt((double)(clock() - begin) / CLOCKS_PER_SEC, SANITIZED ? 160.0 : 20.0);
+    cr_assert_lt((double)(clock() - begin) / CLOCKS_PER_SEC, 20.0);
 }
 
 Test(tok_pre, limit_of_steps)
