@@ -39,6 +39,7 @@
 #include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
+#include <unwind.h>
 
 enum { MEMORY = 1, SYSTEM = 2 };
 
@@ -62,6 +63,39 @@ static pid_t own_pid;
 
 extern char *program_invocation_short_name;
 
+/* AddressSanitizer's runtime, which clang links into the program, passes a call on: who made it is
+ * one frame further. */
+struct frames {
+    void *from; /* in the runtime */
+    void *next; /* behind it; NULL: not found */
+    bool seen;
+};
+
+static _Unwind_Reason_Code frame(struct _Unwind_Context *context, void *arg)
+{
+    struct frames *f = arg;
+    void *ip = (void *)_Unwind_GetIP(context); /* NOLINT(performance-no-int-to-ptr) */
+
+    if (f->seen) {
+        f->next = ip;
+        return _URC_END_OF_STACK;
+    }
+    f->seen = ip == f->from;
+    return _URC_NO_REASON;
+}
+
+static void *caller(void *from, const char *call)
+{
+    struct frames f = {.from = from};
+    Dl_info info;
+
+    if (dladdr(from, &info) && info.dli_sname &&
+        (strcmp(info.dli_sname, call) == 0 || strstr(info.dli_sname, "__interceptor_"))) {
+        (void)_Unwind_Backtrace(frame, &f);
+    }
+    return f.next ? f.next : from;
+}
+
 static bool hit(int kind, int code, const char *call, void *from)
 {
     Dl_info info;
@@ -76,6 +110,7 @@ static bool hit(int kind, int code, const char *call, void *from)
     if (atomic_load(&control->countdown) <= 0 || atomic_fetch_sub(&control->countdown, 1) != 1) {
         return false;
     }
+    from = caller(from, call);
     if (dladdr(from, &info) && info.dli_fname) {
         (void)snprintf(control->object, sizeof(control->object), "%s", info.dli_fname);
         atomic_store(&control->offset, (char *)from - (char *)info.dli_fbase);
