@@ -8,7 +8,9 @@
  *
  * Exits 77 while a backend has no cache (-ENOTSUP).
  *
- *     test_arch FOLDER BACKEND [NAME]...     only these */
+ *     test_arch FOLDER BACKEND [N] [NAME]...
+ *
+ * NAMEs: only these. N: one model of so many, beginning with number $PIPIT_PHASE modulo N. */
 
 #include <dirent.h>
 #include <errno.h>
@@ -210,10 +212,20 @@ int main(int argc, char **argv)
     struct dirent **names;
     int n = 0;
     int bad = 0;
+    int seen = 0;
+    int every = argc > 3 ? atoi(argv[3]) : 0;
+    char **wanted = argv + (every > 0 ? 4 : 3);
+    const char *phase = getenv("PIPIT_PHASE");
 
     if (argc < 3) {
-        (void)fprintf(stderr, "usage: test_arch FOLDER BACKEND [NAME]...\n");
+        (void)fprintf(stderr, "usage: test_arch FOLDER BACKEND [N] [NAME]...\n");
         return 2;
+    }
+    every = every > 0 ? every : 1;
+    int begin = (int)(strtoul(phase ? phase : "0", NULL, 10) % (unsigned)every);
+
+    if (every > 1) {
+        printf("one model of %d: PIPIT_PHASE=%d\n", every, begin);
     }
     int n_names = scandir(argv[1], &names, NULL, alphasort);
 
@@ -222,7 +234,7 @@ int main(int argc, char **argv)
 
         if (len > 10 && strncmp(names[i]->d_name, "arch_", 5) == 0 &&
             strcmp(names[i]->d_name + len - 5, ".gguf") == 0 &&
-            is_wanted(names[i]->d_name + 5, len - 10, argv + 3)) {
+            is_wanted(names[i]->d_name + 5, len - 10, wanted) && seen++ % every == begin) {
             n++;
             bad += run_model(argv[1], names[i]->d_name, argv[2]);
         }

@@ -9,6 +9,7 @@
 #include "engine/kv/store/pages.h"
 #include "engine/kv/plan/plan.h"
 #include "kernels/backend.h"
+#include "tests/turn.h"
 #include "tests/unit/engine_run.h"
 
 enum { N_PROMPT = 75, N_NEW = 60, N_FORKS = 3, CTX = 160 };
@@ -81,6 +82,10 @@ static void alone(const struct family *f, const int32_t *ids, struct run ret[N_F
 /* Three forks of a prompt, one of them forked itself; each draws its own first token. */
 static void of_one_prompt(const struct family *f)
 {
+    if (!takes_turn()) {
+        return;
+    }
+
     int32_t ids[N_PROMPT];
     struct run want[N_FORKS + 1];
     struct run r[N_FORKS + 1];
@@ -119,6 +124,10 @@ static void of_one_prompt(const struct family *f)
  * goes its own way; one is cancelled under the others. */
 static void in_the_middle(const struct family *f)
 {
+    if (!takes_turn()) {
+        return;
+    }
+
     int32_t ids[N_PROMPT];
     struct run want[N_FORKS + 1];
     struct run r[N_FORKS + 1];

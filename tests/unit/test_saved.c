@@ -10,6 +10,7 @@
 #include "base/cpu.h"
 #include "base/rng.h"
 #include "engine/kv/seq/snapshot.h"
+#include "tests/turn.h"
 #include "tests/unit/engine_run.h"
 
 enum { N_PROMPT = 60, N_NEW = 24 };
@@ -41,6 +42,10 @@ static struct saved leave(struct engine *e, const struct engine_request *q, int3
 
 static void come_back(const char *backend, const char *model, const char *overlay, const char *kv)
 {
+    if (!takes_turn()) {
+        return;
+    }
+
     static const int32_t at[] = {1, 2, 13};
     int32_t ids[N_PROMPT];
     struct run whole;

@@ -7,6 +7,7 @@
 
 #include "engine/kv/kv.h"
 #include "engine/kv/seq/cache_impl.h"
+#include "tests/turn.h"
 #include "tests/unit/engine_run.h"
 
 /* Every eviction policy, and each way of reading a prompt, scoring and selecting beside it. */
@@ -36,6 +37,10 @@ enum { N_EVICTING = sizeof(evicting) / sizeof(evicting[0]) };
 
 static void whole_context(const char *model, const char *overlay, const char *kv, int32_t ctx)
 {
+    if (!takes_turn()) {
+        return;
+    }
+
     static int32_t ids[1200];
     struct engine *e = run_engine_overlay(model, overlay, "cpu", ctx, 2, kv);
     int32_t n_new = ctx > 128 ? 80 : ctx / 4;
