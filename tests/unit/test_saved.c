@@ -168,7 +168,11 @@ Test(saved, nothing_of_the_one_before)
 /* A block says nothing of the backend that made it: K, V and scores are in canonical form. The
  * other backend rounds otherwise, so what comes after is the same tokens (greedy) and nearly the
  * same probabilities: `near`. With FP8 in the cache that is less near where the processor sums its
- * products in f16 (tol_attention_half in tests/kernels/tolerance.h): 2e-3 once, 1e-4 elsewhere. */
+ * products in f16 (tol_attention_half in tests/kernels/tolerance.h): 2e-3 once, 1e-4 elsewhere. In
+ * 4 bits a code of a new token may be the next one: 0.04, where whole runs of two backends differ
+ * by up to 0.14. */
+static const float four_bits = 0.1f;
+
 static void come_back_elsewhere(const char *from, const char *to, const char *model,
                                 const char *overlay, const char *kv, float near)
 {
@@ -231,6 +235,28 @@ Test(saved, from_one_backend_to_another)
                             fp8);
         come_back_elsewhere(from, to, model, "cache_skew.gguf", "infinigen:count=9,pool=disk", f32);
         come_back_elsewhere(from, to, "arch_qwen2.gguf", NULL, "kv8", fp8); /* centered */
+        come_back_elsewhere(from, to, "heads_32.gguf", NULL, "kv4", four_bits);
+        come_back_elsewhere(from, to, "heads_32.gguf", NULL, "k8v4", four_bits);
+    }
+}
+
+/* To a module and back: a GPU's, or the emulated one's (tests/cuda/meson.build names it). */
+Test(saved, from_the_cpu_to_a_module_and_back)
+{
+    const char *module = getenv("PIPIT_MODULE");
+
+    if (!module) {
+        cr_skip_test("PIPIT_MODULE names none");
+    }
+    for (int i = 0; i < 2; i++) {
+        const char *from = i ? module : "cpu";
+        const char *to = i ? "cpu" : module;
+
+        come_back_elsewhere(from, to, "cache_model.gguf", NULL, "full", 1e-2f);
+        come_back_elsewhere(from, to, "cache_model.gguf", NULL, "fp8+h2o:20", 1e-2f);
+        come_back_elsewhere(from, to, "arch_qwen2.gguf", NULL, "kv8", 1e-2f); /* centered */
+        come_back_elsewhere(from, to, "heads_32.gguf", NULL, "kv4", four_bits);
+        come_back_elsewhere(from, to, "heads_32.gguf", NULL, "k8v4", four_bits);
     }
 }
 
