@@ -15,13 +15,13 @@
  * threads, whose every output must equal side 1's bit for bit. Buffers lie between guard bytes.
  *
  *     check_norm [--backend cpu|ref|cuda|FILE.so] [--mask NAME] [--filter TEXT] [--every N]
- *     [--sides N]
+ *                [--sides N]
  *                [--bench [--cpu-time] [--threads N]]
  *
- * The backend cpu is run once for each set of instructions this CPU has. --every N takes every Nth
- * case only, for CPUs that are emulated, beginning with number $PIPIT_PHASE modulo N
- * (tools/test.sh: another one for each commit). Exits 77 when the backend is absent. Each program
- * defines check_op(). */
+ * The backend cpu is run once for each set of instructions this CPU has. --sides N takes the first
+ * N, 2 to 4. --every N takes every Nth case only, for CPUs that are emulated, beginning with number
+ * $PIPIT_PHASE modulo N (tools/test.sh: another one for each commit). Exits 77 when the backend is
+ * absent. Each program defines check_op(). */
 
 #include <stdbool.h>
 #include <stddef.h>

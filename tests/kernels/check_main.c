@@ -152,6 +152,11 @@ int main(int argc, char **argv)
     c.prefill = prefill_of(option(argc, argv, "--prefill"));
     c.n_threads = atoi(threads ? threads : "2");
     c.n_sides = sides ? atoi(sides) : CHECK_SIDES;
+    if (c.n_sides < 2 || c.n_sides > CHECK_SIDES) {
+        (void)fprintf(stderr, "--sides: 2 (the reference and what is checked) to %d\n",
+                      CHECK_SIDES);
+        return 2;
+    }
     c.every = every ? atoi(every) : 0;
     if (c.every > 0) {
         const char *phase = getenv("PIPIT_PHASE");
