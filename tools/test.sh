@@ -75,7 +75,7 @@ config() {
         return
     fi
     built=$SECONDS
-    meson test -C "$dir" --no-rebuild --print-errorlogs --timeout-multiplier 2 --num-processes 4 ${suites[@]+"${suites[@]}"} \
+    meson test -C "$dir" --no-rebuild --print-errorlogs --timeout-multiplier 2 --num-processes 3 ${suites[@]+"${suites[@]}"} \
         >"$out/$1.test.log" 2>&1
     local rc=$? again=() name
     # Some tests have time limits, and machines are shared: what failed is run once more, alone. It is said.
