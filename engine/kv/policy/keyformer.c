@@ -121,7 +121,8 @@ static const struct word_option *const options[] = {
 const struct policy_word policy_word_keyformer = {
     .name = "keyformer",
     .axis = AXIS_PLACE,
-    .help = "the same with a temperature, and noise where asked for (Adnan et al. 2024)",
+    .help = "the same with a temperature (Adnan et al. 2024); noise only by `noise=` or "
+            "`mode=as-shipped`",
     .amount = &option_budget,
     .amount_says = WORD_BUDGET_SAYS,
     .options = options,

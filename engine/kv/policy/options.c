@@ -76,6 +76,7 @@ const struct word_option option_layers = {
     .offset = WORD_FIELD(layers),
     .values = layer_rules,
     .quiet = true,
-    .help = "how the layers share the budgets: each has N; the first has most and the last a "
-            "twentieth of N, in equal steps (Cai et al. 2024); or as an overlay by "
-            "`pipit-calibrate` measured. N is the mean"};
+    .help =
+        "how the layers share the budgets, whose mean is N: N each; from most in the first layer "
+        "down to N/20 in the last, in equal steps (Cai et al. 2024); as an overlay by "
+        "`pipit-calibrate` says"};
