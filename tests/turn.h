@@ -2,24 +2,31 @@
 #ifndef PIPIT_TESTS_TURN_H
 #define PIPIT_TESTS_TURN_H
 
-/* Cases that differ in their settings alone, and run ten times slower under a sanitizer: there one
- * of every three runs, other ones for each commit ($PIPIT_PHASE). Without a sanitizer all do. */
+/* Which of many like cases run, other ones for each commit: $PIPIT_PHASE is its number
+ * (tools/test.sh). */
 
 #include <stdbool.h>
 #include <stdlib.h>
 
 #include "base/sanitized.h"
 
-/* Whether the next case runs. Of three cases in a row, counted from the process's first, exactly
- * one does; which one differs from row to row. */
+/* The first case that runs where one of `every` (1 or more) does: 0 to every - 1. */
+static inline int turn_begin(int every)
+{
+    const char *phase = getenv("PIPIT_PHASE");
+
+    return (int)(strtoul(phase ? phase : "0", NULL, 10) % (unsigned)every);
+}
+
+/* Whether the next case runs, of those that differ in their settings alone and take ten times as
+ * long under a sanitizer. Without one all do. With one the process's first does, and one of every
+ * three; which of the three differs from row to row. */
 static inline bool takes_turn(void)
 {
-    static unsigned n;
-    const char *phase = getenv("PIPIT_PHASE");
-    unsigned begin = phase ? (unsigned)(strtoul(phase, NULL, 10) % 3) : 0;
-    unsigned i = n++;
+    static int n;
+    int i = n++;
 
-    return !SANITIZED || (i + i / 3 + begin) % 3 == 0;
+    return !SANITIZED || i == 0 || (i + i / 3 + turn_begin(3)) % 3 == 0;
 }
 
 #endif

@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
+#include "tests/turn.h"
 
 enum { WINDOW = 5 };
 
@@ -215,14 +216,13 @@ int main(int argc, char **argv)
     int seen = 0;
     int every = argc > 3 ? atoi(argv[3]) : 0;
     char **wanted = argv + (every > 0 ? 4 : 3);
-    const char *phase = getenv("PIPIT_PHASE");
 
     if (argc < 3) {
         (void)fprintf(stderr, "usage: test_arch FOLDER BACKEND [N] [NAME]...\n");
         return 2;
     }
     every = every > 0 ? every : 1;
-    int begin = (int)(strtoul(phase ? phase : "0", NULL, 10) % (unsigned)every);
+    int begin = turn_begin(every);
 
     if (every > 1) {
         printf("one model of %d: PIPIT_PHASE=%d\n", every, begin);

@@ -21,6 +21,7 @@
 
 #include "engine/engine.h"
 #include "engine/kv/seq/snapshot.h"
+#include "tests/turn.h"
 
 struct vec {
     int32_t n_prompt;
@@ -291,13 +292,12 @@ int main(int argc, char **argv)
     int skipped = 0;
     int seen = 0;
     int every = argc > 3 ? atoi(argv[3]) : 1;
-    const char *phase = getenv("PIPIT_PHASE");
 
     if (argc < 3 || every < 1) {
         (void)fprintf(stderr, "usage: test_cache FOLDER BACKEND [N]\n");
         return 2;
     }
-    int begin = (int)(strtoul(phase ? phase : "0", NULL, 10) % (unsigned)every);
+    int begin = turn_begin(every);
 
     if (every > 1) {
         printf("one file of %d: PIPIT_PHASE=%d\n", every, begin);

@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "base/pool.h"
 #include "tests/kernels/check.h"
+#include "tests/turn.h"
 
 #define AVX2 CPU_AVX2
 #define AVX512 (CPU_AVX2 | CPU_AVX512)
@@ -159,9 +160,7 @@ int main(int argc, char **argv)
     }
     c.every = every ? atoi(every) : 0;
     if (c.every > 0) {
-        const char *phase = getenv("PIPIT_PHASE");
-
-        c.phase = (int)(strtoul(phase ? phase : "0", NULL, 10) % (unsigned)c.every);
+        c.phase = turn_begin(c.every);
         printf("one case of %d: PIPIT_PHASE=%d\n", c.every, c.phase);
     }
     backend = backend ? backend : "cpu";
@@ -189,7 +188,10 @@ int main(int argc, char **argv)
     free(c.flush);
     printf("%d passed, %d failed\n", c.n_passed, c.n_failed);
     if (c.n_passed + c.n_failed == 0) {
-        printf("SKIP: backend \"%s\" offers none of this\n", backend);
+        printf("SKIP: %s \"%s\"\n",
+               c.every > 0 ? "the cases whose turn it is compare nothing on"
+                           : "none of this is offered by",
+               backend);
         return 77;
     }
     return c.n_failed > 0;

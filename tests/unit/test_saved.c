@@ -165,14 +165,14 @@ Test(saved, nothing_of_the_one_before)
     }
 }
 
+static const float four_bits = 0.1f;
+
 /* A block says nothing of the backend that made it: K, V and scores are in canonical form. The
  * other backend rounds otherwise, so what comes after is the same tokens (greedy) and nearly the
  * same probabilities: `near`. With FP8 in the cache that is less near where the processor sums its
  * products in f16 (tol_attention_half in tests/kernels/tolerance.h): 2e-3 once, 1e-4 elsewhere. In
  * 4 bits a code of a new token may be the next one: 0.04, where whole runs of two backends differ
  * by up to 0.14. */
-static const float four_bits = 0.1f;
-
 static void come_back_elsewhere(const char *from, const char *to, const char *model,
                                 const char *overlay, const char *kv, float near)
 {
