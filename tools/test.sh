@@ -4,7 +4,7 @@
 #   N passed, N failed, N skipped
 # Usage: tools/test.sh [--quick]      --quick: only the gcc configuration and the style checks
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 
 quick=
 [ "${1:-}" = --quick ] && quick=1
@@ -16,21 +16,22 @@ skipped=0
 
 tools/setup.sh || exit 1
 
-# The model is used where it is there; without a network those tests skip and say so.
-if [ -z "${PIPIT_SMOLLM2:-}" ]; then
-    PIPIT_SMOLLM2=$(tools/fetch_model.sh) || PIPIT_SMOLLM2=
-fi
-export PIPIT_SMOLLM2
-
-# Independent implementations that some tests compare with; without a network those tests skip.
+# Beside the first build: the model, which is used where it is there, and independent implementations that some
+# tests compare with. Without a network those tests skip and say so.
 oracles=$PWD/$out/oracles
-if [ ! -f "$oracles/.complete" ] &&
-    python3 -m pip install --quiet --disable-pip-version-check --target "$oracles" gguf tokenizers jinja2 \
-        nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm \
-        >"$out/oracles.log" 2>&1; then
-    touch "$oracles/.complete"
-fi
-[ -f "$oracles/.complete" ] && export PYTHONPATH=$oracles
+fetch() {
+    if [ -z "${PIPIT_SMOLLM2:-}" ]; then
+        tools/fetch_model.sh >"$out/model" || : >"$out/model"
+    fi
+    if [ ! -f "$oracles/.complete" ] &&
+        python3 -m pip install --quiet --disable-pip-version-check --target "$oracles" gguf tokenizers jinja2 \
+            nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm \
+            >"$out/oracles.log" 2>&1; then
+        touch "$oracles/.complete"
+    fi
+}
+fetch &
+fetching=$!
 
 # What is sampled (tests/kernels/check.h) begins elsewhere for each commit.
 if [ -z "${PIPIT_PHASE:-}" ]; then
@@ -57,27 +58,37 @@ check() {
     esac
 }
 
-# config NAME[,MORE] [meson options]: build with all warnings as errors, then run meson's tests. Which tests
-# a configuration leaves out is said in CONTRIBUTING.md. MORE distinguishes runs of one build.
+# build NAME [meson options]: a configuration, with all warnings as errors. NAME.built says how it went.
+build() {
+    local dir=$out/$1 began=$SECONDS
+    if [ ! -f "$dir/build.ninja" ] && ! meson setup "$dir" "${lines[@]}" "${@:2}" >"$out/$1.setup.log" 2>&1; then
+        tail -n 20 "$out/$1.setup.log" >"$out/$1.why"
+    elif ! ninja -C "$dir" ${targets[@]+"${targets[@]}"} >"$out/$1.build.log" 2>&1; then
+        grep -E 'error|warning|FAILED' "$out/$1.build.log" | head -n 40 >"$out/$1.why"
+    else
+        rm -f "$out/$1.why"
+    fi
+    echo $((SECONDS - began)) >"$out/$1.built"
+}
+
+# config NAME[,MORE]: meson's tests of a configuration, once it is built. Which tests a configuration leaves
+# out is said in CONTRIBUTING.md. MORE distinguishes runs of one build.
 config() {
-    local dir=$out/${1%%,*} began=$SECONDS built
+    local name=${1%%,*} began
+    local dir=$out/$name
     note "configuration $1"
     rm -f "$dir/meson-logs/testlog.json"
-    if [ ! -f "$dir/build.ninja" ] && ! meson setup "$dir" "${lines[@]}" "${@:2}" >"$out/$1.setup.log" 2>&1; then
-        tail -n 20 "$out/$1.setup.log"
-        failed=$((failed + 1))
-        return
-    fi
-    if ! ninja -C "$dir" ${targets[@]+"${targets[@]}"} >"$out/$1.build.log" 2>&1; then
-        grep -E 'error|warning|FAILED' "$out/$1.build.log" | head -n 40
+    while [ ! -f "$out/$name.built" ] && kill -0 "$ahead" 2>/dev/null; do sleep 1; done
+    if [ -f "$out/$name.why" ] || [ ! -f "$out/$name.built" ]; then
+        cat "$out/$name.why"
         echo "FAILED  $1: build"
         failed=$((failed + 1))
         return
     fi
-    built=$SECONDS
+    began=$SECONDS
     meson test -C "$dir" --no-rebuild --print-errorlogs --timeout-multiplier 2 --num-processes 3 ${suites[@]+"${suites[@]}"} \
         >"$out/$1.test.log" 2>&1
-    local rc=$? again=() name
+    local rc=$? again=()
     # Some tests have time limits, and machines are shared: what failed is run once more, alone. It is said.
     if [ "$rc" -ne 0 ]; then
         mapfile -t again < <(outcomes "$dir" name)
@@ -87,9 +98,11 @@ config() {
         done
         cp "$dir/meson-logs/testlog.json" "$out/$1.first.json"
         if [ "${#again[@]}" -gt 0 ]; then
+            [ -z "$ahead" ] || kill -STOP -- "-$ahead" 2>/dev/null
             meson test -C "$dir" --no-rebuild --print-errorlogs --timeout-multiplier 2 --num-processes 1 "${again[@]}" \
                 >"$out/$1.again.log" 2>&1
             rc=$?
+            [ -z "$ahead" ] || kill -CONT -- "-$ahead" 2>/dev/null
             [ "$rc" -eq 0 ] || grep -vE ' (OK|SKIP) ' "$out/$1.again.log" | tail -n 80
         fi
     fi
@@ -107,7 +120,7 @@ config() {
     failed=$((failed + bad))
     skipped=$((skipped + skip))
     grep -E ' SKIP ' "$out/$1.test.log" || true
-    echo "$1: $ok passed, $bad failed, $skip skipped; built in $((built - began)) s, tested in $((SECONDS - built)) s"
+    echo "$1: $ok passed, $bad failed, $skip skipped; built in $(cat "$out/${1%%,*}.built") s, tested in $((SECONDS - began)) s"
 }
 
 # outcomes DIR name|count: from meson's log, the names of what did not pass, or how many ran and were skipped.
@@ -133,39 +146,67 @@ check layers tools/check_layers.py
 check style tools/check_style.py
 check format tools/check_format.sh
 
+# Tests wait and sleep: what they leave of the processors builds the configurations that come after, at the
+# priority of idle work.
+aarch64=
+ahead=
+build_ahead() {
+    chrt --idle --pid 0 "$BASHPID"
+    CC=clang CXX=clang++ build clang -Db_sanitize=address,undefined -Db_lundef=false
+    targets=(tests/unit/pool_race daemon/front/pipitd daemon/worker/pipit-engine tools/pipit-skew)
+    build tsan -Db_sanitize=thread
+    if [ -n "$aarch64" ]; then
+        targets=(tests/kernels/check_{bits,soft,attention,cut,kv_slots,matmul,norm,recur,rope_store,rows,select,predict}
+            tests/golden/test_stories)
+        tools/setup.sh --aarch64 >"$out/aarch64.install.log" 2>&1 || tail -n 1 "$out/aarch64.install.log" >"$out/aarch64.missing"
+        [ -f "$out/aarch64.missing" ] ||
+            build aarch64 --cross-file tools/cross/aarch64.ini -Ddaemon=disabled -Dcuda=disabled
+    fi
+}
+if [ "$(uname -m)" = x86_64 ]; then
+    if [ -n "${PIPIT_AARCH64:-}" ] || dpkg --print-foreign-architectures 2>/dev/null | grep -qx arm64; then
+        aarch64=1
+    fi
+fi
+
 suites=()
 targets=()
-config gcc -Dgpu_archs="$(command -v nvcc >/dev/null && echo 80)"
+rm -f "$out"/*.built "$out"/*.why "$out"/*.missing
+build gcc -Dgpu_archs="$(command -v nvcc >/dev/null && echo 80)"
+wait "$fetching"
+PIPIT_SMOLLM2=${PIPIT_SMOLLM2:-$(cat "$out/model")}
+export PIPIT_SMOLLM2
+[ -f "$oracles/.complete" ] && export PYTHONPATH=$oracles
+if [ -z "$quick" ]; then
+    set -m # a process group of its own, to be stopped and ended whole
+    build_ahead &
+    ahead=$!
+    set +m
+    trap 'kill -KILL -- "-$ahead" 2>/dev/null' EXIT
+fi
+config gcc
 if [ -z "$quick" ]; then
     # Another compiler finds other warnings and makes other code. Here with sanitizers, which it
     # compiles in less time.
     suites=(--no-suite slow)
-    CC=clang CXX=clang++ config clang -Db_sanitize=address,undefined -Db_lundef=false
+    config clang
     # Criterion does not start under this sanitizer: the programs that have threads and a main of their own.
     # Of the daemon, the real processes under a mixed load.
     suites=(pool_race races)
-    targets=(tests/unit/pool_race daemon/front/pipitd daemon/worker/pipit-engine tools/pipit-skew)
-    config tsan -Db_sanitize=thread
+    config tsan
 
     # Another CPU, emulated: its kernels and a whole model, first with all that they know of, then on
     # one without dot products.
-    if [ "$(uname -m)" != x86_64 ]; then
-        echo "SKIP    aarch64: cross-compiled on x86-64 only, this is $(uname -m)"
-        skipped=$((skipped + 1))
-    elif [ -z "${PIPIT_AARCH64:-}" ] && ! dpkg --print-foreign-architectures 2>/dev/null | grep -qx arm64; then
-        echo "SKIP    aarch64: PIPIT_AARCH64=1 lets this add the architecture arm64 to dpkg and install its libraries"
-        skipped=$((skipped + 1))
-    elif ! tools/setup.sh --aarch64 >"$out/aarch64.install.log" 2>&1; then
-        echo "SKIP    aarch64: $(tail -n 1 "$out/aarch64.install.log")"
+    if [ -z "$aarch64" ]; then
+        echo "SKIP    aarch64: cross-compiled on x86-64 only, and PIPIT_AARCH64=1 lets this add the architecture" \
+            "arm64 to dpkg and install its libraries"
         skipped=$((skipped + 1))
     else
         suites=('bits cpu' 'soft cpu' stories_cpu)
-        targets=(tests/kernels/check_{bits,soft} tests/golden/test_stories)
         for name in attention cut kv_slots matmul norm recur rope_store rows select predict; do
             suites+=("$name cpu")
-            targets+=("tests/kernels/check_$name")
         done
-        QEMU_CPU=max config aarch64 --cross-file tools/cross/aarch64.ini -Ddaemon=disabled -Dcuda=disabled
+        QEMU_CPU=max config aarch64
         suites=('bits cpu' 'norm cpu' stories_cpu)
         QEMU_CPU=cortex-a72 config aarch64,cortex-a72
     fi
