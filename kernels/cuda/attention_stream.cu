@@ -6,10 +6,11 @@
  *         of 16 slots in turn and know nothing of each other until the end.
  *
  * Tile:   Keys are the first factor of m16n8k16 (slots by dims), queries the second. Then values
- *         are the first (dims by slots; bytes of two slots are paired as they are read), weights
- *         the second. The order of slots and dims within a product is free, so a lane reads its
- *         part of a row of K or V as 16 bytes. A warp copies its own tiles asynchronously, whole
- *         lines, STAGES ahead; parts of a row are swizzled so that neither reading meets in a bank.
+ *         are the first (dims by slots), weights the second. Rows of 16 bits are read as the
+ *         products want them (ldmatrix), V's turned. Of 8 and 4 bits a lane reads its part of a row
+ *         of K or V as 16 bytes, because the order of slots and dims within a product is free, and
+ *         pairs V's bytes of two slots. A warp copies its own tiles asynchronously, whole lines,
+ *         STAGES ahead; parts of a row are swizzled so that neither reading meets in a bank.
  *
  * Ahead:  The first tiles are asked for before the kernel ahead has ended, where a cache only
  * appends: but for the newest slots it is as the step found it. On an H200 whole decode steps of

@@ -54,10 +54,18 @@ CUDA_INLINE void stream_block_merge(const struct attend *p, const struct stream_
         }
         factor = st->top[h] > -INFINITY ? expf(st->top[h] - top) * unit : 0.0f;
 #pragma unroll
-        for (int i = 0; i < shape::SUMS; i += 2) { /* four dims in a row */
+        for (int i = 0; i < shape::SUMS; i += 2) {
             int32_t d = (i / (VEC / 2) * 8 + lane / 4) * VEC + i % (VEC / 2) * 2;
 
-            if (head < b->n_heads && d < v_dim) {
+            if constexpr (value::HALVES) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) { /* eight lanes' in a row */
+                    d = i * 16 + j * 8 + lane / 4;
+                    if (head < b->n_heads && d < v_dim) {
+                        to[d] = acc[i + j / 2][j % 2 * 2 + h] * factor;
+                    }
+                }
+            } else if (head < b->n_heads && d < v_dim) { /* four dims in a row */
                 *reinterpret_cast<float4 *>(to + d) =
                     make_float4(acc[i][h] * factor, acc[i][2 + h] * factor, acc[i + 1][h] * factor,
                                 acc[i + 1][2 + h] * factor);
@@ -198,6 +206,7 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, stream_blocks<KF, DIM
     float acc[shape::SUMS][4] = {};
     struct stream_state st = {{-INFINITY, -INFINITY}, {0, 0}, 1.0f, 16384.0f};
     float v[(DIM + 127) / 128][4];
+    struct stream_queries<shape> queries;
     struct stream_lane places;
     struct stream_source source;
     struct stream_block b;
@@ -257,6 +266,7 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, stream_blocks<KF, DIM
         stream_query_store<KF, VF, DIM>(h, v, q, factors);
     }
     __syncthreads(); /* q, factors: written by a warp a head, read by all */
+    stream_queries_of<shape>(q, &queries);
     stream_lane_places<shape>(&places);
     places.plain = !(p.softcap > 0 || p.alibi_max > 0);
 #pragma unroll
@@ -270,7 +280,7 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, stream_blocks<KF, DIM
 
         async_wait<STAGES - 1>();
         __syncwarp(); /* the tile: copied by all lanes, read by all */
-        stream_tile<KF, VF, DIM>(&p, &b, tile, here, q, &places, &st, acc);
+        stream_tile<KF, VF, DIM>(&p, &b, tile, here, &queries, &places, &st, acc);
         __syncwarp(); /* the tile: read by all, another comes in its place */
         if (tile + STAGES * warps < b.tile_end) {
             stream_bring<KF, VF, DIM>(&p, &b, &source, tile + STAGES * warps, here);

@@ -54,6 +54,7 @@ static inline __host__ __device__ int32_t stream_parts(const struct cuda_seq *s,
 template <int FORM, int DIM> struct stream_side {
     static constexpr bool CODES = FORM == STREAM_FP8 || FORM == STREAM_I8;
     static constexpr bool FOUR = FORM == STREAM_FOUR;
+    static constexpr bool HALVES = !CODES && !FOUR;
     static constexpr int VEC = CODES ? 16 : 8; /* elements of 16 bytes; of four bits of 4 */
     static constexpr int PARTS = FOUR ? DIM / FOUR_BLOCK : DIM / VEC; /* of 16 bytes of a row */
     /* bytes from row to row of a stage */
@@ -73,6 +74,7 @@ template <int KF, int VF, int DIM> struct stream_shape {
     static constexpr int STEPS = K_LOADS * key::VEC / 4;       /* products of 16 dims of K */
     static constexpr int SUMS = V_LOADS * V_VEC / 2;           /* products of 16 dims of V */
     static constexpr int PIECES = BF16 ? 3 : 2;                /* of a query's component */
+    static constexpr bool HELD = key::HALVES && DIM <= 128;    /* queries, in registers */
     static constexpr int V_AT = STREAM_TILE * key::ROW;
     static constexpr int POS_AT = V_AT + STREAM_TILE * value::ROW;
     static constexpr int K_SCALES_AT = POS_AT + STREAM_TILE * 4;
@@ -91,12 +93,20 @@ template <int KF, int VF, int DIM> struct stream_shape {
     }
 };
 
-/* Where part `part` of a tile's row lies: neither the rows that lanes read at once as keys nor
- * those that they read as values meet in a bank. Rows of four bits have a part of nothing behind
- * them, so that only a row's number is not a constant of the code. */
+/* What the byte of a part within its row is combined with by exclusive or, so that neither the rows
+ * that lanes read at once as keys nor those that they read as values meet in a bank: of 16 bits
+ * eight rows of one part, of 8 bits two rows of four parts, or four of two. Rows of four bits have
+ * a part of nothing behind them instead, so that only a row's number is not a constant of the code.
+ */
+template <class SIDE> CUDA_INLINE int stream_swap(int row)
+{
+    return SIDE::FOUR ? 0 : SIDE::HALVES ? (row & 7) << 4 : (row & 3) << 5;
+}
+
+/* Where part `part` of a tile's row lies. */
 template <class SIDE> CUDA_INLINE int stream_at(int row, int part)
 {
-    return row * SIDE::ROW + (SIDE::FOUR ? part : part ^ (row & 3) << 1) * 16;
+    return row * SIDE::ROW + (part * 16 ^ stream_swap<SIDE>(row));
 }
 
 /* The slot of a tile that is row g of a product (and slot + 8 row g + 8). */
@@ -178,10 +188,16 @@ template <class SIDE>
 CUDA_INLINE void stream_bring_rows(const uint8_t *from, uint32_t row_bytes, uint8_t *at, int to)
 {
     constexpr int ROWS = WARP / SIDE::PARTS; /* at once, at most STREAM_TILE */
+    constexpr uint32_t WHOLE = SIDE::PARTS * 16;
+    bool whole = !SIDE::FOUR && row_bytes == WHOLE; /* rows are a constant apart */
 
 #pragma unroll
-    for (int i = 0; i < STREAM_TILE; i += ROWS) {
-        async_copy16(at + (SIDE::FOUR ? to : to ^ (i & 3) << 5) + i * SIDE::ROW,
+    for (int i = 0; i < STREAM_TILE && whole; i += ROWS) {
+        async_copy16(at + (to ^ stream_swap<SIDE>(i)) + i * SIDE::ROW, from + i * WHOLE);
+    }
+#pragma unroll
+    for (int i = 0; i < STREAM_TILE && !whole; i += ROWS) {
+        async_copy16(at + (to ^ stream_swap<SIDE>(i)) + i * SIDE::ROW,
                      from + (uint32_t)i * row_bytes);
     }
 }
@@ -269,15 +285,17 @@ CUDA_INLINE void stream_query_load(const struct attend *p, const struct stream_b
     }
 }
 
-/* The same as the second factor of the products: of step and lane 4 g + t the four components of
- * head g, as 16-bit pieces that add up to it, the first two side by side, a third behind all of
- * those. Those of f16 are divided by a power of two, `factor`. By one warp. */
+/* The same as the second factor of the products: of step and lane 4 g + t four components of head
+ * g, as 16-bit pieces that add up to it, the first two side by side, a third behind all of those.
+ * For keys of 16 bits they are components 2t, 2t + 1, 2t + 8 and 2t + 9 of the step's 16, else four
+ * in a row. Those of f16 are divided by a power of two, `factor`. By one warp. */
 template <int KF, int VF, int DIM>
 CUDA_INLINE void stream_query_store(int32_t h, float v[(DIM + 127) / 128][4], uint4 *q,
                                     float *factor)
 {
     using shape = stream_shape<KF, VF, DIM>;
     constexpr int VEC = shape::key::VEC;
+    constexpr bool HALVES = shape::key::HALVES;
     int lane = (int)threadIdx.x % WARP;
     float inv = 1.0f;
 
@@ -298,10 +316,9 @@ CUDA_INLINE void stream_query_store(int32_t h, float v[(DIM + 127) / 128][4], ui
     for (int i = 0; i < (DIM + 127) / 128; i++) {
         int d = lane * 4 + i * 128;
         int part = d / VEC;
-        int step = part / 4 * (VEC / 4) + d % VEC / 4;
-        uint2 *to = reinterpret_cast<uint2 *>(q + step * WARP + h * 4 + part % 4);
-        uint2 *third =
-            reinterpret_cast<uint2 *>(q + shape::STEPS * WARP) + step * WARP + h * 4 + part % 4;
+        int step = HALVES ? d / 16 : part / 4 * (VEC / 4) + d % VEC / 4;
+        int to = step * WARP + h * 4 + (HALVES ? d % 8 / 2 : part % 4); /* and, HALVES, the next */
+        uint2 *third = reinterpret_cast<uint2 *>(q + shape::STEPS * WARP);
 
         if (part >= shape::K_LOADS * 4) {
             break;
@@ -325,7 +342,16 @@ CUDA_INLINE void stream_query_store(int32_t h, float v[(DIM + 127) / 128][4], ui
             v[i][1] -= f32_of_half<shape::BF16>(w.x >> 16);
             v[i][2] -= f32_of_half<shape::BF16>(w.y & 0xffff);
             v[i][3] -= f32_of_half<shape::BF16>(w.y >> 16);
-            (n < 2 ? to + n : third)[0] = w;
+            uint2 *at = n < 2 ? reinterpret_cast<uint2 *>(q + to) + n : third + to;
+
+            if (HALVES) {
+                uint32_t *half = reinterpret_cast<uint32_t *>(at) + d % 16 / 8;
+
+                half[0] = w.x;
+                half[n < 2 ? 4 : 2] = w.y;
+            } else {
+                *at = w;
+            }
         }
     }
 }

@@ -15,27 +15,22 @@ template <int FORM> CUDA_INLINE void stream_widen(uint32_t codes, uint32_t ret[2
     }
 }
 
-/* A lane's part of keys as f16: of rows g and g + 8, `words` of each, to factors of products. */
-template <int KF>
-CUDA_INLINE void stream_widen_keys(const uint32_t wa[4], const uint32_t wb[4], int i, uint32_t f[4])
+/* Keys of 8 bits as f16: four of rows g and g + 8 each, to factors of a product. */
+template <int KF> CUDA_INLINE void stream_widen_keys(uint32_t a, uint32_t b, uint32_t f[4])
 {
-    if (KF == STREAM_FP8 || KF == STREAM_I8) {
-        uint32_t fa[2];
-        uint32_t fb[2];
+    uint32_t fa[2];
+    uint32_t fb[2];
 
-        stream_widen<KF>(wa[i], fa);
-        stream_widen<KF>(wb[i], fb);
-        f[0] = fa[0], f[1] = fb[0], f[2] = fa[1], f[3] = fb[1];
-    } else {
-        f[0] = wa[2 * i % 4], f[1] = wb[2 * i % 4];
-        f[2] = wa[2 * i % 4 + 1], f[3] = wb[2 * i % 4 + 1];
-    }
+    stream_widen<KF>(a, fa);
+    stream_widen<KF>(b, fb);
+    f[0] = fa[0], f[1] = fb[0], f[2] = fa[1], f[3] = fb[1];
 }
 
 /* What is the same for all tiles. Bytes of a stage where this lane reads: */
 struct stream_lane {
     int k;           /* K of row g, and k ^ 64: stream_at() of odd parts */
-    int v[2];        /* V of the slots of rows 2t and 2t + 1 */
+    int v[2];        /* V of the slots of rows 2t and 2t + 1; of 16 bits v[0] alone: */
+                     /* there k and v[0] are rows of the matrices of matrix_load4() */
     int own;         /* slot of row g */
     float factor[2]; /* of heads 2t and 2t + 1: their products come to logits by it */
     float slope[2];
@@ -50,12 +45,21 @@ template <class SHAPE> CUDA_INLINE void stream_lane_places(struct stream_lane *n
     int t = (int)threadIdx.x % 4;
 
     n->own = stream_slot(g);
-    n->k = key::FOUR ? stream_at<key>(n->own, 0) + t * 4 : stream_at<key>(n->own, t);
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        int slot = stream_slot(2 * t + j);
+    if constexpr (key::HALVES) { /* lane 8 i + r: row r of matrix i */
+        int i = (int)threadIdx.x % WARP / 8;
+        int slot = stream_slot((int)threadIdx.x % 8);
 
-        n->v[j] = value::FOUR ? stream_at<value>(slot, 0) + g * 2 : stream_at<value>(slot, g);
+        /* not made anew for each tile: registers are there */
+        n->k = anew(stream_at<key>(slot + i % 2 * 8, i / 2));
+        n->v[0] = anew(stream_at<value>(slot + i / 2 * 8, i % 2));
+    } else {
+        n->k = key::FOUR ? stream_at<key>(n->own, 0) + t * 4 : stream_at<key>(n->own, t);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int slot = stream_slot(2 * t + j);
+
+            n->v[j] = value::FOUR ? stream_at<value>(slot, 0) + g * 2 : stream_at<value>(slot, g);
+        }
     }
 }
 
@@ -96,41 +100,91 @@ CUDA_INLINE void stream_sum_keys_four(const uint8_t *at, const struct stream_lan
     }
 }
 
+/* A lane's factors of the queries: in shared memory from `at` on, or held in registers. */
+template <class SHAPE> struct stream_queries {
+    const uint4 *at;
+    uint4 two[SHAPE::HELD ? SHAPE::STEPS : 1]; /* of a step, the first two pieces */
+    uint2 third[SHAPE::HELD ? SHAPE::STEPS : 1];
+};
+
+template <class SHAPE>
+CUDA_INLINE void stream_queries_read(const uint4 *at, int u, uint4 *two, uint2 *third)
+{
+    int i = u * WARP + (int)threadIdx.x % WARP;
+
+    *two = at[i];
+    if (SHAPE::PIECES > 2) {
+        *third = reinterpret_cast<const uint2 *>(at + SHAPE::STEPS * WARP)[i];
+    }
+}
+
+template <class SHAPE>
+CUDA_INLINE void stream_queries_of(const uint4 *at, struct stream_queries<SHAPE> *q)
+{
+    q->at = at;
+#pragma unroll
+    for (int u = 0; u < SHAPE::STEPS && SHAPE::HELD; u++) {
+        stream_queries_read<SHAPE>(at, u, &q->two[u], &q->third[u]);
+    }
+}
+
+/* c += products of 16 slots and 16 dims, `f`, and of step `u` of the queries. */
+template <class SHAPE>
+CUDA_INLINE void stream_add_keys(float c[SHAPE::PIECES][4], const uint32_t f[4],
+                                 const struct stream_queries<SHAPE> *q, int u)
+{
+    uint4 w;
+    uint2 v;
+
+    if constexpr (SHAPE::HELD) {
+        w = q->two[u];
+        v = q->third[u];
+    } else {
+        stream_queries_read<SHAPE>(q->at, u, &w, &v);
+    }
+    uint32_t first[2] = {w.x, w.y};
+    uint32_t second[2] = {w.z, w.w};
+
+    mma_half<SHAPE::BF16>(c[0], f, first);
+    mma_half<SHAPE::BF16>(c[1], f, second);
+    if constexpr (SHAPE::PIECES > 2) {
+        uint32_t last[2] = {v.x, v.y};
+
+        mma_half<SHAPE::BF16>(c[2], f, last);
+    }
+}
+
 /* The same of keys of 16 or 8 bits. */
 template <int KF, class SHAPE>
-CUDA_INLINE void stream_sum_keys(const uint8_t *at, const struct stream_lane *lane, const uint4 *q,
-                                 float x[4])
+CUDA_INLINE void stream_sum_keys(const uint8_t *at, const struct stream_lane *lane,
+                                 const struct stream_queries<SHAPE> *q, float x[4])
 {
     using key = typename SHAPE::key;
-    const uint8_t *even = at + lane->k;
-    const uint8_t *odd = at + (lane->k ^ 64);
-    const uint2 *third = reinterpret_cast<const uint2 *>(q + SHAPE::STEPS * WARP);
     float c[SHAPE::PIECES][4] = {};
+    uint32_t f[4];
+
+    if constexpr (key::HALVES) {
+#pragma unroll
+        for (int u = 0; u < SHAPE::STEPS; u++) {
+            matrix_load4<false>(at + (lane->k ^ u % 4 * 32) + u / 4 * 128, f);
+            stream_add_keys<SHAPE>(c, f, q, u);
+        }
+    } else {
+        const uint8_t *even = at + lane->k;
+        const uint8_t *odd = at + (lane->k ^ 64);
 
 #pragma unroll
-    for (int u = 0; u < SHAPE::K_LOADS; u++) {
-        const uint8_t *from = (u % 2 ? odd : even) + u / 2 * 128;
-        uint4 a = *reinterpret_cast<const uint4 *>(from);
-        uint4 b = *reinterpret_cast<const uint4 *>(from + 8 * key::ROW);
-        uint32_t wa[4] = {a.x, a.y, a.z, a.w};
-        uint32_t wb[4] = {b.x, b.y, b.z, b.w};
+        for (int u = 0; u < SHAPE::K_LOADS; u++) {
+            const uint8_t *from = (u % 2 ? odd : even) + u / 2 * 128;
+            uint4 a = *reinterpret_cast<const uint4 *>(from);
+            uint4 b = *reinterpret_cast<const uint4 *>(from + 8 * key::ROW);
+            uint32_t wa[4] = {a.x, a.y, a.z, a.w};
+            uint32_t wb[4] = {b.x, b.y, b.z, b.w};
 
 #pragma unroll
-        for (int i = 0; i < key::VEC / 4; i++) {
-            int at_q = (u * (key::VEC / 4) + i) * WARP + (int)threadIdx.x % WARP;
-            uint4 w = q[at_q];
-            uint32_t f[4];
-            uint32_t first[2] = {w.x, w.y};
-            uint32_t second[2] = {w.z, w.w};
-
-            stream_widen_keys<KF>(wa, wb, i, f);
-            mma_half<SHAPE::BF16>(c[0], f, first);
-            mma_half<SHAPE::BF16>(c[1], f, second);
-            if constexpr (SHAPE::PIECES > 2) {
-                uint2 v = third[at_q];
-                uint32_t last[2] = {v.x, v.y};
-
-                mma_half<SHAPE::BF16>(c[2], f, last);
+            for (int i = 0; i < 4; i++) {
+                stream_widen_keys<KF>(wa[i], wb[i], f);
+                stream_add_keys<SHAPE>(c, f, q, u * 4 + i);
             }
         }
     }
@@ -215,26 +269,19 @@ CUDA_INLINE void stream_weights(struct stream_state *st, float x[4], float scale
     }
 }
 
-/* Values of one load as f16 pairs of two slots: f[i] are factors of the product of dims 2 i and
- * 2 i + 1 of a lane's part. */
+/* Values of 8 bits of one load as f16 pairs of two slots: f[i] are factors of the product of dims
+ * 2 i and 2 i + 1 of a lane's part. */
 template <int VF>
 CUDA_INLINE void stream_widen_values(const uint32_t w[4][4], int i, uint32_t f[2][4])
 {
-    if (VF == STREAM_FP8 || VF == STREAM_I8) {
 #pragma unroll
-        for (int j = 0; j < 2; j++) { /* of slots of rows 2t, 2t + 1 and 2t + 8, 2t + 9 */
-            uint32_t pair[2];
+    for (int j = 0; j < 2; j++) { /* of slots of rows 2t, 2t + 1 and 2t + 8, 2t + 9 */
+        uint32_t pair[2];
 
-            stream_widen<VF>(__byte_perm(w[2 * j][i], w[2 * j + 1][i], 0x5140), pair);
-            f[0][2 * j] = pair[0], f[0][2 * j + 1] = pair[1];
-            stream_widen<VF>(__byte_perm(w[2 * j][i], w[2 * j + 1][i], 0x7362), pair);
-            f[1][2 * j] = pair[0], f[1][2 * j + 1] = pair[1];
-        }
-    } else {
-        f[0][0] = __byte_perm(w[0][i], w[1][i], 0x5410);
-        f[0][1] = __byte_perm(w[0][i], w[1][i], 0x7632);
-        f[0][2] = __byte_perm(w[2][i], w[3][i], 0x5410);
-        f[0][3] = __byte_perm(w[2][i], w[3][i], 0x7632);
+        stream_widen<VF>(__byte_perm(w[2 * j][i], w[2 * j + 1][i], 0x5140), pair);
+        f[0][2 * j] = pair[0], f[0][2 * j + 1] = pair[1];
+        stream_widen<VF>(__byte_perm(w[2 * j][i], w[2 * j + 1][i], 0x7362), pair);
+        f[1][2 * j] = pair[0], f[1][2 * j + 1] = pair[1];
     }
 }
 
@@ -276,8 +323,7 @@ CUDA_INLINE void stream_sum_values(const uint8_t *at, const struct stream_lane *
                                    const float x[4], float acc[SHAPE::SUMS][4])
 {
     using value = typename SHAPE::value;
-    constexpr int TURNS = value::VEC / 8; /* products of 2 dims of a word */
-    uint32_t weight[2][2];                /* piece, half of the slots */
+    uint32_t weight[2][2]; /* piece, half of the slots */
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -288,27 +334,35 @@ CUDA_INLINE void stream_sum_values(const uint8_t *at, const struct stream_lane *
         weight[0][i] = matrix_turn(w);
         weight[1][i] = matrix_turn(half2_of_f32<SHAPE::BF16>(lo, hi));
     }
+    if constexpr (value::HALVES) { /* acc[u][i]: dim 16 u + i / 2 * 8 + g */
 #pragma unroll
-    for (int r = 0; r < SHAPE::V_LOADS; r++) {
-        uint32_t w[4][4];
+        for (int u = 0; u < SHAPE::SUMS; u++) {
+            uint32_t f[4];
 
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint4 v = *reinterpret_cast<const uint4 *>(at + lane->v[j % 2] + r * 128 +
-                                                       j / 2 * 8 * value::ROW);
-            w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
+            matrix_load4<true>(at + (lane->v[0] ^ u % 4 * 32) + u / 4 * 128, f);
+            mma_half<SHAPE::BF16>(acc[u], f, weight[0]);
+            mma_half<SHAPE::BF16>(acc[u], f, weight[1]);
         }
+    } else {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t f[2][4];
+        for (int r = 0; r < SHAPE::V_LOADS; r++) {
+            uint32_t w[4][4];
 
-            stream_widen_values<VF>(w, i, f);
 #pragma unroll
-            for (int n = 0; n < 2; n++) {
+            for (int j = 0; j < 4; j++) {
+                uint4 v = *reinterpret_cast<const uint4 *>(at + lane->v[j % 2] + r * 128 +
+                                                           j / 2 * 8 * value::ROW);
+                w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
+            }
 #pragma unroll
-                for (int k = 0; k < TURNS; k++) {
-                    mma_half<SHAPE::BF16>(acc[((r * 4 + i) * TURNS + k) % SHAPE::SUMS], f[k],
-                                          weight[n]);
+            for (int i = 0; i < 4; i++) {
+                uint32_t f[2][4];
+
+                stream_widen_values<VF>(w, i, f);
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    mma_half<SHAPE::BF16>(acc[((r * 4 + i) * 2 + n % 2) % SHAPE::SUMS], f[n % 2],
+                                          weight[n / 2]);
                 }
             }
         }
@@ -405,8 +459,9 @@ CUDA_INLINE bool stream_logits(const struct attend *p, const struct stream_block
 
 template <int KF, int VF, int DIM>
 CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *b, int32_t tile,
-                             uint8_t *at, const uint4 *q, const struct stream_lane *lane,
-                             struct stream_state *st, float acc[stream_shape<KF, VF, DIM>::SUMS][4])
+                             uint8_t *at, const struct stream_queries<stream_shape<KF, VF, DIM>> *q,
+                             const struct stream_lane *lane, struct stream_state *st,
+                             float acc[stream_shape<KF, VF, DIM>::SUMS][4])
 {
     using shape = stream_shape<KF, VF, DIM>;
     using key = typename shape::key;
@@ -419,7 +474,7 @@ CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *
     float x[4];
 
     if constexpr (key::FOUR) {
-        stream_sum_keys_four<shape>(at, lane, q, x);
+        stream_sum_keys_four<shape>(at, lane, q->at, x);
     } else {
         stream_sum_keys<KF, shape>(at, lane, q, x);
     }
