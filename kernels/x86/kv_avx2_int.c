@@ -23,6 +23,7 @@
 #include "kernels/cpu/kv_page.h"
 #include "kernels/cpu/kv_prefetch.h"
 #include "kernels/cpu/unroll.h"
+#include "kernels/x86/kv_ints.h"
 #include "kernels/x86/x86.h"
 #include "quant/gauss4.h"
 
@@ -30,14 +31,9 @@ enum {
     LARGEST = 32767,
     BLOCK = 256, /* int8 dims between two sums in f32: 256 * 128 * 32767 is half of 2^31 */
     ROWS_I8 = 4, /* pairs at once */
-    ROWS_G4 = 7,
+    ROWS_G4 = KV_INT_ROWS,
     GROUP = 8, /* slots of 4 bits together */
 };
-
-static inline float part_of(float x, float whole)
-{
-    return whole > 0x1p-120f ? x / whole : 0.0f;
-}
 
 static inline float largest_of(__m256 x)
 {
@@ -83,7 +79,7 @@ static void query_i8_avx2int(const float *q, int32_t k_dim, float *ret)
             _mm256_max_ps(largest, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), eight(q, i, k_dim)));
     }
     scale = largest_of(largest) / (float)LARGEST;
-    inverse = _mm256_set1_ps(part_of(1, scale));
+    inverse = _mm256_set1_ps(kv_int_part(1, scale));
     for (int32_t i = 0; i < pad; i += 8) {
         __m256i v = _mm256_cvtps_epi32(_mm256_mul_ps(eight(q, i, k_dim), inverse));
         __m128i w = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -237,22 +233,6 @@ static void qk_i8_avx2int(const void *k, int32_t k_dim, const float *q, size_t l
 
 /* ---- 4 bits ---------------------------------------------------------------------------------- */
 
-/* call(rows), of a number up to ROWS_G4 that is a constant in each case. */
-#define CASE(n, call)                                                                              \
-    case n:                                                                                        \
-        call(n);                                                                                   \
-        break
-#define CASES(rows, call)                                                                          \
-    switch (rows) {                                                                                \
-        CASE(1, call);                                                                             \
-        CASE(2, call);                                                                             \
-        CASE(3, call);                                                                             \
-        CASE(4, call);                                                                             \
-        CASE(5, call);                                                                             \
-        CASE(6, call);                                                                             \
-        CASE(7, call);                                                                             \
-    }
-
 static inline size_t stride_of(int32_t dims)
 {
     return (size_t)(dims / GAUSS4_BLOCK) * sizeof(struct gauss4_block);
@@ -265,15 +245,6 @@ static inline __m256i two(const uint8_t *codes, size_t stride, int i)
 
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const void *)at)),
                                    _mm_loadu_si128((const void *)(at + 4 * stride)), 1);
-}
-
-/* n slots' scales of a block, without a vector instruction; read as a vector much later. */
-UNROLL_INLINE void bring_scales(const uint8_t *block, size_t stride, int n, uint16_t *ret)
-{
-    UNROLL_LOOP
-    for (int i = 0; i < n; i++) {
-        memcpy(ret + i, block + (size_t)i * stride, sizeof(uint16_t));
-    }
 }
 
 /* The levels of codes' low or high halves. */
@@ -322,7 +293,7 @@ UNROLL_INLINE void group(int rows, const uint8_t *k, int32_t k_dim, const float 
         __m256i codes[4];
         uint16_t scales[GROUP];
 
-        bring_scales(k, stride, GROUP, scales);
+        kv_int_scales(k, stride, GROUP, scales);
         turned(k + sizeof(uint16_t), stride, codes);
         UNROLL_LOOP
         for (int r = 0; r < rows; r++) {
@@ -373,7 +344,7 @@ static void qk_g4_avx2int(const void *k, int32_t k_dim, const float *q, size_t l
 
             rows = n - done < ROWS_G4 ? n - done : ROWS_G4;
 #define GROUP_OF(rows) group(rows, from, k_dim, queries, ldq, to, ldx)
-            CASES(rows, GROUP_OF)
+            KV_INT_CASES(rows, GROUP_OF)
 #undef GROUP_OF
         }
     }
@@ -417,7 +388,7 @@ static inline void bring_levels(const uint8_t *v, size_t stride, int32_t n_group
         const uint8_t *codes = v + sizeof(uint16_t);
         __m256i x[4];
 
-        bring_scales(v, stride, GROUP, scales + GROUP * g);
+        kv_int_scales(v, stride, GROUP, scales + GROUP * g);
         if (ahead) {
             kv_prefetch_due(ahead, GROUP / KV_PREFETCH_ROWS * due);
         }
@@ -457,7 +428,7 @@ static inline void bring_weights(const float *e, int row, struct values *ret)
         largest = _mm256_max_ps(largest, x[g]);
     }
     ret->factor[row] = largest_of(largest) * (1.0f / (float)LARGEST);
-    inverse = _mm256_set1_ps(part_of(1, ret->factor[row]));
+    inverse = _mm256_set1_ps(kv_int_part(1, ret->factor[row]));
     UNROLL_LOOP
     for (int g = 0; g < GROUPS; g += 2) { /* lower lanes: slots 0 to 3 and 8 to 11 */
         __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(x[g], inverse)),

@@ -21,31 +21,16 @@
 #include "kernels/cpu/kv_page.h"
 #include "kernels/cpu/kv_prefetch.h"
 #include "kernels/cpu/unroll.h"
+#include "kernels/x86/kv_ints.h"
 #include "kernels/x86/x86.h"
 #include "quant/gauss4.h"
 
 enum {
-    ROWS = 7,    /* pairs at once: 28 sums of half of the slots, 14 of four bits' 16 */
-    BLOCK = 128, /* dims between two sums in f32: 128 * 255 * 128 is far from 2^31 */
+    ROWS = KV_INT_ROWS, /* pairs at once: 28 sums of half of the slots, 14 of four bits' 16 */
+    BLOCK = 128,        /* dims between two sums in f32: 128 * 255 * 128 is far from 2^31 */
     QUERY = 16256,
     GROUP = 16, /* slots of a vector */
 };
-
-/* call(rows), of a number up to ROWS that is a constant in each case. */
-#define CASE(n, call)                                                                              \
-    case n:                                                                                        \
-        call(n);                                                                                   \
-        break
-#define CASES(rows, call)                                                                          \
-    switch (rows) {                                                                                \
-        CASE(1, call);                                                                             \
-        CASE(2, call);                                                                             \
-        CASE(3, call);                                                                             \
-        CASE(4, call);                                                                             \
-        CASE(5, call);                                                                             \
-        CASE(6, call);                                                                             \
-        CASE(7, call);                                                                             \
-    }
 
 /* ---- queries ----------------------------------------------------------------------------------
  */
@@ -335,15 +320,6 @@ UNROLL_INLINE void turned(const uint8_t *codes, size_t stride, __m512i ret[4])
     ret[3] = _mm512_unpackhi_epi64(c, d);
 }
 
-/* n slots' scales of a block, without a vector instruction; read as a vector much later. */
-UNROLL_INLINE void bring_scales(const uint8_t *block, size_t stride, int n, uint16_t *ret)
-{
-    UNROLL_LOOP
-    for (int i = 0; i < n; i++) {
-        memcpy(ret + i, block + (size_t)i * stride, sizeof(uint16_t));
-    }
-}
-
 /* 16 slots' keys. */
 UNROLL_INLINE void group(int rows, const uint8_t *k, int32_t k_dim, const float *q, size_t ldq,
                          float *x, size_t ldx)
@@ -366,7 +342,7 @@ UNROLL_INLINE void group(int rows, const uint8_t *k, int32_t k_dim, const float 
         __m512i codes[4];
         uint16_t scales[GROUP];
 
-        bring_scales(block, stride, GROUP, scales);
+        kv_int_scales(block, stride, GROUP, scales);
         turned(block + sizeof(uint16_t), stride, codes);
         UNROLL_LOOP
         for (int r = 0; r < rows; r++) {
@@ -418,7 +394,7 @@ static void qk_g4_avx512vnni(const void *k, int32_t k_dim, const float *q, size_
 
             rows = n - done < ROWS ? n - done : ROWS;
 #define GROUP_OF(rows) group(rows, from, k_dim, queries, ldq, to, ldx)
-            CASES(rows, GROUP_OF)
+            KV_INT_CASES(rows, GROUP_OF)
 #undef GROUP_OF
         }
     }
@@ -448,11 +424,6 @@ static inline int at_of(int four)
     return four / 8 * 16 + four % 4 * 4 + four / 4 % 2 * 2;
 }
 
-static inline float part_of(float x, float whole)
-{
-    return whole > 0x1p-120f ? x / whole : 0.0f;
-}
-
 /* Zeros where no slot is: there may be anything. */
 static inline void ready_scales(const uint16_t half[CPU_KV_SLOTS], struct values *ret)
 {
@@ -478,7 +449,7 @@ static inline void bring_levels(const uint8_t *v, size_t stride, int32_t n_fours
         const uint8_t *at = v + sizeof(uint16_t);
         __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const void *)at));
 
-        bring_scales(v, stride, 4, scales + 4 * i);
+        kv_int_scales(v, stride, 4, scales + 4 * i);
         if (ahead && i % (KV_PREFETCH_ROWS / 4) == 0) {
             kv_prefetch_due(ahead, due);
         }
@@ -514,7 +485,7 @@ static inline void bring_weights(const float *e, int row, struct values *ret)
     }
     largest =
         _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3])));
-    inverse = _mm512_set1_ps(part_of(WEIGHT, largest));
+    inverse = _mm512_set1_ps(kv_int_part(WEIGHT, largest));
     ret->factor[row] = largest / (float)WEIGHT;
     UNROLL_LOOP
     for (int i = 0; i < 4; i++) {
