@@ -241,6 +241,13 @@ int surrogate_make(const struct surrogate_config *c, struct error *reterr)
     for (int32_t il = 0; !r && il < j.n_layers; il++) {
         j.n_k[il] = m.model->h.layer[il].n_k;
     }
+    if (!r) { /* of 32 layers of 4096 it is 4.3 GB: said before minutes of work */
+        double bytes = (double)j.n_layers * j.n_in * j.n_in * sizeof(double);
+
+        fprintf(stderr,
+                "pipit-calibrate: fitting %d layers takes %.0f MB of memory beside the model\n",
+                j.n_layers, bytes / 1e6);
+    }
     struct gguf_writer *w = NULL; /* a path that cannot be written is told before the run */
 
     r = r ? r : skew_create_overlay(&m, c->out, &w, reterr);

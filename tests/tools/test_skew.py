@@ -198,6 +198,7 @@ class Skew(unittest.TestCase):
         args = [CALIBRATE, "--model", MODEL, "--text", self.text, "--scores", "--tokens", n]
         r = subprocess.run([*map(str, args), "--check", str(self.text), str(out)], capture_output=True, text=True)
         self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(f"fitting {self.m.n_layer} layers takes ", r.stderr)
         encode = lambda t, flags: [int(i) for i in subprocess.run([DUMP, str(MODEL), flags], input=t.encode().hex() + "\n",
                                                                   capture_output=True, text=True).stdout.split()]
         ids, ask = encode(self.text.read_text(), "0"), encode("\n\nRepeat the previous context exactly.\n\n", "8")
