@@ -16,8 +16,8 @@ skipped=0
 
 tools/setup.sh || exit 1
 
-# Beside the first build: the model, which is used where it is there, and independent implementations that some
-# tests compare with. Without a network those tests skip and say so.
+# The model is used where it is there, and independent implementations are compared with; without a network
+# those tests skip and say so. They come beside what follows.
 oracles=$PWD/$out/oracles
 fetch() {
     if [ -z "${PIPIT_SMOLLM2:-}" ]; then
@@ -30,8 +30,28 @@ fetch() {
         touch "$oracles/.complete"
     fi
 }
-fetch &
+
+# Work in the background has a process group of its own, so that all of it ends with this script.
+fetching=
+ahead=
+end_group() { [ -z "$1" ] || kill -TERM -- "-$1" 2>/dev/null; }
+trap 'end_group "$fetching"; end_group "$ahead"' EXIT
+set -m
+fetch </dev/null &
 fetching=$!
+set +m
+
+aarch64=
+no_aarch64='PIPIT_AARCH64=1 lets this add the architecture arm64 to dpkg and install its libraries'
+if [ -n "$quick" ] || [ "$(uname -m)" != x86_64 ]; then
+    no_aarch64="cross-compiled on x86-64 only, this is $(uname -m)"
+elif [ -n "${PIPIT_AARCH64:-}" ] || dpkg --print-foreign-architectures 2>/dev/null | grep -qx arm64; then
+    if tools/setup.sh --aarch64 >"$out/aarch64.install.log" 2>&1; then
+        aarch64=aarch64
+    else
+        no_aarch64=$(tail -n 1 "$out/aarch64.install.log")
+    fi
+fi
 
 # What is sampled (tests/kernels/check.h) begins elsewhere for each commit.
 if [ -z "${PIPIT_PHASE:-}" ]; then
@@ -58,33 +78,84 @@ check() {
     esac
 }
 
-# build NAME [meson options]: a configuration, with all warnings as errors. NAME.built says how it went.
+# build NAME [meson options]: a configuration, with all warnings as errors, or what of it is missing.
+# NAME.built says that it ended, NAME.why that it failed.
 build() {
     local dir=$out/$1 began=$SECONDS
-    if [ ! -f "$dir/build.ninja" ] && ! meson setup "$dir" "${lines[@]}" "${@:2}" >"$out/$1.setup.log" 2>&1; then
+    [ -f "$dir/build.ninja" ] || rm -rf "$dir"
+    rm -f "$out/$1.why"
+    if [ ! -d "$dir" ] && ! meson setup "$dir" "${lines[@]}" "${@:2}" >"$out/$1.setup.log" 2>&1; then
         tail -n 20 "$out/$1.setup.log" >"$out/$1.why"
     elif ! ninja -C "$dir" ${targets[@]+"${targets[@]}"} >"$out/$1.build.log" 2>&1; then
         grep -E 'error|warning|FAILED' "$out/$1.build.log" | head -n 40 >"$out/$1.why"
-    else
-        rm -f "$out/$1.why"
     fi
     echo $((SECONDS - began)) >"$out/$1.built"
 }
 
-# config NAME[,MORE]: meson's tests of a configuration, once it is built. Which tests a configuration leaves
-# out is said in CONTRIBUTING.md. MORE distinguishes runs of one build.
+build_named() {
+    local targets=()
+    case $1 in
+    gcc) build gcc -Dgpu_archs="$(command -v nvcc >/dev/null && echo 80)" ;;
+    # Another compiler finds other warnings and makes other code. Here with sanitizers, which it
+    # compiles in less time.
+    clang) CC=clang CXX=clang++ build clang -Db_sanitize=address,undefined -Db_lundef=false ;;
+    tsan)
+        targets=(tests/unit/pool_race daemon/front/pipitd daemon/worker/pipit-engine tools/pipit-skew)
+        build tsan -Db_sanitize=thread
+        ;;
+    aarch64)
+        targets=(tests/kernels/check_{bits,soft,attention,cut,kv_slots,matmul,norm,recur,rope_store,rows,select,predict}
+            tests/golden/test_stories)
+        build aarch64 --cross-file tools/cross/aarch64.ini -Ddaemon=disabled -Dcuda=disabled
+        ;;
+    esac
+}
+
+# Tests wait and sleep: what they leave of the processors builds the configurations that come after, at the
+# priority of idle work.
+begin_ahead() {
+    local name
+    set -m
+    {
+        chrt --idle --pid 0 "$BASHPID"
+        for name in clang tsan $aarch64; do
+            [ -f "$out/$name.built" ] || build_named "$name"
+        done
+    } </dev/null &
+    ahead=$!
+    set +m
+}
+
+# ninja ends its compilers and removes what they had half made.
+end_ahead() {
+    local i
+    end_group "$ahead"
+    wait "$ahead" 2>/dev/null
+    for ((i = 0; i < 100; i++)); do
+        kill -0 -- "-$ahead" 2>/dev/null || break
+        sleep 0.1
+    done
+    ahead=
+}
+
+# config NAME[,MORE]: meson's tests of a configuration. Which tests a configuration leaves out is said in
+# CONTRIBUTING.md. MORE distinguishes runs of one build.
 config() {
     local name=${1%%,*} began
     local dir=$out/$name
     note "configuration $1"
     rm -f "$dir/meson-logs/testlog.json"
-    while [ ! -f "$out/$name.built" ] && kill -0 "$ahead" 2>/dev/null; do sleep 1; done
-    if [ -f "$out/$name.why" ] || [ ! -f "$out/$name.built" ]; then
+    if [ ! -f "$out/$name.built" ]; then # nothing else is left to do
+        [ -z "$ahead" ] || end_ahead
+        build_named "$name"
+    fi
+    if [ -f "$out/$name.why" ]; then
         cat "$out/$name.why"
         echo "FAILED  $1: build"
         failed=$((failed + 1))
         return
     fi
+    [ -n "$quick$ahead" ] || begin_ahead
     began=$SECONDS
     meson test -C "$dir" --no-rebuild --print-errorlogs --timeout-multiplier 2 --num-processes 3 ${suites[@]+"${suites[@]}"} \
         >"$out/$1.test.log" 2>&1
@@ -98,11 +169,10 @@ config() {
         done
         cp "$dir/meson-logs/testlog.json" "$out/$1.first.json"
         if [ "${#again[@]}" -gt 0 ]; then
-            [ -z "$ahead" ] || kill -STOP -- "-$ahead" 2>/dev/null
+            [ -z "$ahead" ] || end_ahead
             meson test -C "$dir" --no-rebuild --print-errorlogs --timeout-multiplier 2 --num-processes 1 "${again[@]}" \
                 >"$out/$1.again.log" 2>&1
             rc=$?
-            [ -z "$ahead" ] || kill -CONT -- "-$ahead" 2>/dev/null
             [ "$rc" -eq 0 ] || grep -vE ' (OK|SKIP) ' "$out/$1.again.log" | tail -n 80
         fi
     fi
@@ -146,48 +216,16 @@ check layers tools/check_layers.py
 check style tools/check_style.py
 check format tools/check_format.sh
 
-# Tests wait and sleep: what they leave of the processors builds the configurations that come after, at the
-# priority of idle work.
-aarch64=
-ahead=
-build_ahead() {
-    chrt --idle --pid 0 "$BASHPID"
-    CC=clang CXX=clang++ build clang -Db_sanitize=address,undefined -Db_lundef=false
-    targets=(tests/unit/pool_race daemon/front/pipitd daemon/worker/pipit-engine tools/pipit-skew)
-    build tsan -Db_sanitize=thread
-    if [ -n "$aarch64" ]; then
-        targets=(tests/kernels/check_{bits,soft,attention,cut,kv_slots,matmul,norm,recur,rope_store,rows,select,predict}
-            tests/golden/test_stories)
-        tools/setup.sh --aarch64 >"$out/aarch64.install.log" 2>&1 || tail -n 1 "$out/aarch64.install.log" >"$out/aarch64.missing"
-        [ -f "$out/aarch64.missing" ] ||
-            build aarch64 --cross-file tools/cross/aarch64.ini -Ddaemon=disabled -Dcuda=disabled
-    fi
-}
-if [ "$(uname -m)" = x86_64 ]; then
-    if [ -n "${PIPIT_AARCH64:-}" ] || dpkg --print-foreign-architectures 2>/dev/null | grep -qx arm64; then
-        aarch64=1
-    fi
-fi
-
 suites=()
-targets=()
-rm -f "$out"/*.built "$out"/*.why "$out"/*.missing
-build gcc -Dgpu_archs="$(command -v nvcc >/dev/null && echo 80)"
+rm -f "$out"/*.built
+build_named gcc
 wait "$fetching"
+fetching=
 PIPIT_SMOLLM2=${PIPIT_SMOLLM2:-$(cat "$out/model")}
 export PIPIT_SMOLLM2
 [ -f "$oracles/.complete" ] && export PYTHONPATH=$oracles
-if [ -z "$quick" ]; then
-    set -m # a process group of its own, to be stopped and ended whole
-    build_ahead &
-    ahead=$!
-    set +m
-    trap 'kill -KILL -- "-$ahead" 2>/dev/null' EXIT
-fi
 config gcc
 if [ -z "$quick" ]; then
-    # Another compiler finds other warnings and makes other code. Here with sanitizers, which it
-    # compiles in less time.
     suites=(--no-suite slow)
     config clang
     # Criterion does not start under this sanitizer: the programs that have threads and a main of their own.
@@ -198,8 +236,7 @@ if [ -z "$quick" ]; then
     # Another CPU, emulated: its kernels and a whole model, first with all that they know of, then on
     # one without dot products.
     if [ -z "$aarch64" ]; then
-        echo "SKIP    aarch64: cross-compiled on x86-64 only, and PIPIT_AARCH64=1 lets this add the architecture" \
-            "arm64 to dpkg and install its libraries"
+        echo "SKIP    aarch64: $no_aarch64"
         skipped=$((skipped + 1))
     else
         suites=('bits cpu' 'soft cpu' stories_cpu)

@@ -46,6 +46,7 @@ template <class SHAPE> CUDA_INLINE void stream_lane_places(struct stream_lane *n
     int t = (int)threadIdx.x % 4;
 
     n->own = stream_slot(g);
+    static_assert(key::HALVES == value::HALVES, "v[0] is one or the other");
     if constexpr (key::HALVES) { /* lane 8 i + r: row r of matrix i */
         int i = (int)threadIdx.x % WARP / 8;
         int slot = stream_slot((int)threadIdx.x % 8);
