@@ -218,7 +218,6 @@ def text_figures(task, rows):
                 ("perplexity more %", 100 * math.expm1(more), None if se is None else 100 * ppl / math.exp(
                     statistics.fmean(ref)) * se),
                 ("mean KL", float(r["mean_kl"]), se_kl),
-                ("p99 KL", float(r["p99_kl"]), None),
                 ("same top-1 %", 100 * float(r["same_top1"]), None)):
             yield {**common, "metric": metric, "value": round(value, 5), "se": "" if error is None else round(error, 5)}
         if task == "curve":  # its policies are compared with full alone

@@ -94,7 +94,9 @@ Test(advise, losses_are_in_order)
     for (int i = 1; policy_advice(i); i++) {
         const struct policy_advice *next = policy_advice(i);
 
-        cr_assert(next->bytes < a->bytes && next->most >= a->most && next->least <= next->most);
+        cr_assert(next->most >= a->most && next->least <= next->most);
+        cr_assert(next->bytes < a->bytes || (strstr(a->kv, "kv4") && !strstr(next->kv, "kv4")),
+                  "%s holds more than %s: only for heads that 4 bits do not take", next->kv, a->kv);
         cr_assert(next->evicts || !a->evicts, "what evicts nothing comes first");
         a = next;
     }
