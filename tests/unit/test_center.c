@@ -17,8 +17,18 @@
 
 enum { N_PROMPT = 60, N_NEW = 12, N_LAYERS_MOST = 8 };
 
-static const char biased[] = "/tmp/pipit_test_center_model.gguf";
-static const char overlay[] = "/tmp/pipit_test_center_overlay.gguf";
+/* A process's own: Criterion runs tests beside each other. */
+static char biased[64];
+static char overlay[64];
+
+static void name_files(void)
+{
+    (void)snprintf(biased, sizeof(biased), "/tmp/pipit_test_center_%d_model.gguf", (int)getpid());
+    (void)snprintf(overlay, sizeof(overlay), "/tmp/pipit_test_center_%d_overlay.gguf",
+                   (int)getpid());
+}
+
+TestSuite(center, .init = name_files);
 
 Test(center, is_the_mean_of_the_turned_bias)
 {
