@@ -9,7 +9,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/engine.h"
 #include "engine/kv/plan/plan.h"
+#include "engine/kv/policy/advice.h"
 #include "tests/cuda/fake_engine.h"
 
 enum { GRAIN = 2 << 20, ALLOCS = 24 /* that the plan rounds up */ };
@@ -678,6 +680,31 @@ static void waits_as_asked(void)
     }
 }
 
+/* Expected weights are one host thread's work here: no advice names them, though they lose less. */
+static void no_advice_for_the_host(void)
+{
+    char path[512];
+    struct engine_config c;
+    struct plan p;
+    struct error err = {0};
+    const struct policy_advice *advice = NULL;
+
+    (void)snprintf(path, sizeof(path), "%s/heads_32.gguf", fake_folder);
+    engine_config_default(&c);
+    c.model_path = path;
+    c.backend = fake_path;
+    c.ctx = 16384;
+    c.n_seqs = 32; /* so that caches are most of it */
+    c.kv = "kv4+expected:50%ctx";
+    fake.start(&fake_devices[SM_90]);
+    expect(engine_plan(&c, &p, &err) == 0 && p.host_scores, "expected: %s", err.text);
+    c.memory_bytes = p.total_bytes - p.host_bytes; /* the device's; the host has as many */
+    expect(engine_advise(&c, &p, &advice, &err) == 0, "advice: %s", err.text);
+    expect(advice && strncmp(advice->kv, "kv4+recency:", 12) == 0, "advice: %s",
+           advice ? advice->kv : "none");
+    expect_clean("advice");
+}
+
 int main(int argc, char **argv)
 {
     static const char *const kv[] = {
@@ -717,6 +744,7 @@ int main(int argc, char **argv)
     fused_products();
     fused_stores();
     waits_as_asked();
+    no_advice_for_the_host();
     printf("%d failed\n", n_failed);
     return n_failed > 0;
 }
