@@ -306,6 +306,9 @@ def main():
     a.add_argument("--commit", help="that pipit-eval was built from; else the working tree's")
     a.add_argument("--date", default=datetime.date.today().isoformat())
     o = a.parse_args()
+    of = {t for t, _ in cells.steps(o.tiny, o.reading, o.scored, o.curve)}
+    if strange := [t for t in o.only or [] if t not in of]:
+        a.error(f"--only {strange[0]}: these options choose among {', '.join(sorted(of))}")
     os.makedirs(o.work, exist_ok=True)
     runner = Runner(o)
     if not o.collect:

@@ -225,6 +225,10 @@ class Run(Folder):
     def raws(self):
         return sorted(f for f in os.listdir(self.path("work")) if f.endswith(".raw"))
 
+    def test_a_task_of_other_options(self):
+        """It would measure nothing, and say that nothing is missing."""
+        self.run_it("--scored", code=2)
+
     def test_stops_and_goes_on(self):
         said = self.run_it("--minutes", "0")
         n = len({(t, p) for t, policies in cells.steps(True) if t in self.TASKS for p in policies})
