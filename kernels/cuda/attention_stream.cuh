@@ -53,22 +53,25 @@ CUDA_INLINE void stream_block_merge(const struct attend *p, const struct stream_
             top = fmaxf(top, tops[w * HEADS + head]);
         }
         factor = st->top[h] > -INFINITY ? expf(st->top[h] - top) * unit : 0.0f;
+        if constexpr (value::HALVES) { /* eight lanes' dims in a row */
 #pragma unroll
-        for (int i = 0; i < shape::SUMS; i += 2) {
-            int32_t d = (i / (VEC / 2) * 8 + lane / 4) * VEC + i % (VEC / 2) * 2;
+            for (int i = 0; i < shape::SUMS * 2; i++) {
+                int32_t d = i * 8 + lane / 4;
 
-            if constexpr (value::HALVES) {
-#pragma unroll
-                for (int j = 0; j < 4; j++) { /* eight lanes' in a row */
-                    d = i * 16 + j * 8 + lane / 4;
-                    if (head < b->n_heads && d < v_dim) {
-                        to[d] = acc[i + j / 2][j % 2 * 2 + h] * factor;
-                    }
+                if (head < b->n_heads && d < v_dim) {
+                    to[d] = acc[i / 2][i % 2 * 2 + h] * factor;
                 }
-            } else if (head < b->n_heads && d < v_dim) { /* four dims in a row */
-                *reinterpret_cast<float4 *>(to + d) =
-                    make_float4(acc[i][h] * factor, acc[i][2 + h] * factor, acc[i + 1][h] * factor,
-                                acc[i + 1][2 + h] * factor);
+            }
+        } else { /* four dims in a row */
+#pragma unroll
+            for (int i = 0; i < shape::SUMS; i += 2) {
+                int32_t d = (i / (VEC / 2) * 8 + lane / 4) * VEC + i % (VEC / 2) * 2;
+
+                if (head < b->n_heads && d < v_dim) {
+                    *reinterpret_cast<float4 *>(to + d) =
+                        make_float4(acc[i][h] * factor, acc[i][2 + h] * factor,
+                                    acc[i + 1][h] * factor, acc[i + 1][2 + h] * factor);
+                }
             }
         }
     }

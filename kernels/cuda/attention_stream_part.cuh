@@ -93,11 +93,10 @@ template <int KF, int VF, int DIM> struct stream_shape {
     }
 };
 
-/* What the byte of a part within its row is combined with by exclusive or, so that neither the rows
- * that lanes read at once as keys nor those that they read as values meet in a bank: of 16 bits
- * eight rows of one part, of 8 bits two rows of four parts, or four of two. Rows of four bits have
- * a part of nothing behind them instead, so that only a row's number is not a constant of the code.
- */
+/* The swizzle of a row: bits that a part's byte within it is combined with by exclusive or. What
+ * lanes read at once lies in different banks then: of 16 bits one part of eight rows, of 8 bits
+ * four parts of two rows (keys) or two parts of four (values). Rows of 4 bits have a part of
+ * nothing behind them instead, so that only a row's number is not a constant of the code. */
 template <class SIDE> CUDA_INLINE int stream_swap(int row)
 {
     return SIDE::FOUR ? 0 : SIDE::HALVES ? (row & 7) << 4 : (row & 3) << 5;

@@ -14,7 +14,7 @@ for name in setup.sh fetch_model.sh check_layers.py check_style.py check_format.
     printf '#!/bin/sh\n' >"$dir/tools/$name"
 done
 printf '#!/bin/sh\n' >"$dir/bin/nvcc"
-# ninja -C DIR: SECONDS_OF_NINJA, then as BROKEN says.
+# ninja -C DIR: takes TENTHS_OF_NINJA of a second, then fails where DIR is BROKEN.
 cat >"$dir/bin/ninja" <<'END'
 #!/usr/bin/env bash
 name=$(basename "$2")
@@ -51,10 +51,9 @@ run() {
 said() { grep -q "$1" "$dir/out" || fail "no line says: $1"; }
 did() { grep -qx "$1" "$dir/log" || fail "nothing did: $1"; }
 
-tests=3 # of gcc, clang and tsan, and elsewhere than on x86-64 no more
-skips=3
-[ "$(uname -m)" = x86_64 ] && tests=5 && skips=5
-[ "$(uname -m)" = x86_64 ] || skips=4
+tests=3 # one of gcc, clang and tsan each, with as many skips; elsewhere than on x86-64 aarch64 is one skip more
+skips=4
+[ "$(uname -m)" != x86_64 ] || tests=5 skips=5
 
 run A=1 || fail "all well: exit $?"
 said "^$((tests + 6)) passed, 0 failed, $skips skipped$"

@@ -234,7 +234,8 @@ static inline void sincospif(float x, float *s, float *c)
 /* d = a b + c by one warp: the fragments of mma.sync m16n8k16 (f16 or bf16) and m16n8k32, m16n8k16
  * (signed bytes), as the PTX manual draws them. */
 void emu_mma_half(float c[4], const uint32_t a[4], const uint32_t b[2], bool bf16);
-/* ldmatrix.x4; ends the process when an address is not a multiple of 16. */
+/* ldmatrix.x4; ends the process when an address is not a multiple of 16, or two rows of one matrix
+ * lie in one bank. */
 void emu_matrix_load4(const void *row, uint32_t ret[4], bool trans);
 /* movmatrix */
 static inline uint32_t emu_matrix_turn(uint32_t pair)

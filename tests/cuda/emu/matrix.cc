@@ -84,8 +84,17 @@ void emu_matrix_load4(const void *row, uint32_t ret[4], bool trans)
         abort();
     }
     for (int i = 0; i < 4; i++) {
+        unsigned banks = 0; /* of 16 bytes: a matrix is read at once */
         uint16_t e[2];
 
+        for (int r = 0; r < 8; r++) {
+            banks |= 1u << (rows[i * 8 + r] / 16 % 8);
+        }
+        if (banks != 0xff) {
+            fprintf(stderr, "emu: %s: two rows of a matrix of ldmatrix lie in one bank\n",
+                    emu_kernel.name);
+            abort();
+        }
         for (int j = 0; j < 2; j++) {
             int r = trans ? lane % 4 * 2 + j : lane / 4;
             int c = trans ? lane / 4 : lane % 4 * 2 + j;
