@@ -178,6 +178,11 @@ struct engine_request {
      * Submitted before the other's first token, it draws its own first token; after that, forced
      * tokens that the other has in its cache are not reported. */
     uint64_t fork_of;
+    /* Nobody saves it, at its end neither: engine_save() and engine_save_begin() are -EINVAL. So a
+     * step that cannot be undone in its cache (of a policy that evicts, or that keeps sums) may be
+     * begun before the token ahead of it is known, where the device draws. It says the same either
+     * way. */
+    bool unsaved;
     uint64_t principal;     /* fairness: turns go round principals, then by urgency, then by age */
     int32_t urgency;        /* -100..100, higher sooner */
     void *user;             /* comes back with each event */
@@ -263,10 +268,11 @@ int engine_cancel(struct engine *e, uint64_t handle, enum engine_reason reason);
 /* How many score rows may be written in all so far (grows as the reader frees rows). */
 int engine_score_credit(struct engine *e, uint64_t handle, int64_t n_rows);
 
-/* The state of a running sequence in memory that the caller frees: the text in its cache, K and V in
- * canonical form, positions and scores. To be called between steps, or for a request's own handle
- * from inside the callback of its TOKEN or DONE event (a DONE of an admitted one: usage.kv_bytes
- * is not 0). -ENOENT; -EBUSY while its prompt is being read or a step of it is held up. */
+/* The state of a running sequence in memory that the caller frees: the text in its cache, K and V
+ * in canonical form, positions and scores. To be called between steps, or for a request's own
+ * handle from inside the callback of its TOKEN or DONE event (a DONE of an admitted one:
+ * usage.kv_bytes is not 0). -ENOENT; -EINVAL one submitted as `unsaved`; -EBUSY while its prompt
+ * is being read or a step of it is held up. */
 int engine_save(struct engine *e, uint64_t handle, void **ret, size_t *ret_size,
                 struct error *reterr) WARN_UNUSED;
 

@@ -169,6 +169,7 @@ static struct engine_request request(const struct runner *r, int32_t n_prompt, i
         .n_prompt = n_prompt,
         .max_tokens = n_new,
         .ignore_end = true,
+        .unsaved = true,
         .principal = 1,
         .sampler = sampler_params_default(),
     };

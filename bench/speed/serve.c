@@ -108,6 +108,7 @@ static int submit(struct serving *s, int i, struct error *e)
         .urgency = s->c->urgency,
         .max_tokens = s->c->n_new,
         .ignore_end = true,
+        .unsaved = true,
         .sampler = sampler_params_default(),
         .principal = 1,
         .user = &s->a[i],

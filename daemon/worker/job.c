@@ -276,6 +276,7 @@ static int submit(struct job *j, const struct ask *a, const struct lane_engine_r
                                .saved_read = session_exists(&j->session) ? session_read : NULL,
                                .saved_arg = &j->session,
                                .saved_size = (size_t)j->session.head.block_bytes,
+                               .unsaved = j->session.dir < 0,
                                .principal = e->principal,
                                .urgency = e->urgency,
                                .user = j,

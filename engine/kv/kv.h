@@ -140,6 +140,9 @@ bool kv_step_once(const struct cache *c);
  * later, in order, or undone, and then the cache is as if they had never been. */
 void kv_step_commit(struct cache *c, int32_t seq, int32_t n_rows);
 void kv_step_undo(struct cache *c, int32_t seq);
+/* The same under any policy, of which slots and sums may have changed: the sequence holds no more
+ * than before, and can only be released. */
+void kv_step_drop(struct cache *c, int32_t seq);
 
 enum kv_phase { KV_PREDICT, KV_FETCH, KV_LAND, KV_STORE, KV_SCORE, KV_ATTEND };
 

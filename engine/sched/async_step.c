@@ -9,13 +9,17 @@
  * So the end of a row (a stop token, a stop string) is noticed one step late. For that row, the
  * step begun meanwhile was a draft that nobody asked for: its K and V are in a slot that is not
  * committed. draft_take_back() removes them before the row's end is told, and its token is ignored.
- * Pages that become free may be given out at once: the device works in order. That takes caches
- * that only append, as drafts do; with others, and where a step changes more than slots, tokens are
- * drawn on the device and waited for. A step is begun ahead only where the next batch would hold
- * the same rows: nobody can be admitted, reads a prompt, is loaded or saved; no row is at its last
- * token. All that was begun is over when async_step_run() returns, so that nobody else sees a step
- * in flight; it returns at the latest after AHEAD_MOST tokens a row, or when somebody knocks
- * (sched_notice).
+ * Pages that become free may be given out at once: the device works in order.
+ *
+ * That takes caches that only append, as drafts do, or whose contents nobody asks for once the row
+ * has ended (engine_request.unsaved): there the draft may have overwritten a slot, or added to
+ * sums. For a row that may be saved under another policy, tokens are drawn on the device and waited
+ * for.
+ *
+ * A step is begun ahead only where the next batch would hold the same rows: nobody can be admitted,
+ * reads a prompt, is loaded or saved; no row is at its last token. All that was begun is over when
+ * async_step_run() returns, so that nobody else sees a step in flight; it returns at the latest
+ * after AHEAD_MOST tokens a row, or when somebody knocks (sched_notice).
  *
  * The host draws where it must see logits: penalties, log-probabilities, a client's logits, forced
  * tokens, drafts, no top_k, a policy with early exit. What is drawn is the same either way. */
@@ -74,8 +78,8 @@ static bool goes_on(const struct sched *s)
 {
     const struct batch *b = &s->batch;
 
-    if (kv_step_once(s->config.cache) || s->config.draft_rows > 0 || s->running.n != b->n_seqs ||
-        s->resting.n > 0 || (s->waiting.n > 0 && !s->full) ||
+    if (s->config.draft_rows > 0 || s->running.n != b->n_seqs || s->resting.n > 0 ||
+        (s->waiting.n > 0 && !s->full) ||
         atomic_load_explicit(&s->interrupt, memory_order_relaxed) ||
         atomic_load_explicit(&s->notice, memory_order_relaxed)) {
         return false;
@@ -84,7 +88,8 @@ static bool goes_on(const struct sched *s)
         const struct request *r = b->of[i];
 
         if (r->finished || r->cancelled || r->n_new + 2 > r->max_new ||
-            kv_spare_rows(s->config.cache, r->seq) < 1) {
+            (!r->unsaved &&
+             (kv_step_once(s->config.cache) || kv_spare_rows(s->config.cache, r->seq) < 1))) {
             return false;
         }
     }

@@ -415,5 +415,9 @@ void draft_take_back(struct sched *s, struct request *r)
     }
     r->n_drafting = 0;
     r->n_proposing = 0;
-    kv_step_undo(s->config.cache, r->seq);
+    if (s->batch.surplus && r->unsaved) {
+        kv_step_drop(s->config.cache, r->seq);
+    } else {
+        kv_step_undo(s->config.cache, r->seq);
+    }
 }

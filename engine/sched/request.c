@@ -52,6 +52,7 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     q->pool = r->pool;
     q->unit = r->unit;
     q->resumed = r->saved || r->saved_read || r->synthetic;
+    q->unsaved = r->unsaved;
     q->fork_of = r->saved || r->saved_read ? 0 : r->fork_of;
     q->seq = -1;
     q->submit_ns = clock_ns();

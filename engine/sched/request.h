@@ -47,6 +47,7 @@ struct request {
     struct snapshot *saved; /* to begin with, until it is loaded: once admitted, it is being loaded */
     void *saved_copy;       /* of its block, where that lay in memory */
     bool resumed;           /* began with one, or with a synthetic cache */
+    bool unsaved;           /* as engine_request's: behind its end nobody looks into its cache */
     struct sampler sampler;
     float *logits;
     int32_t logits_rows;

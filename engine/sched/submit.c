@@ -362,6 +362,9 @@ static int find_at_rest(const struct sched *s, uint64_t handle, struct request *
     if (!r) {
         return error_set(reterr, -ENOENT, "no such running request");
     }
+    if (r->unsaved) {
+        return error_set(reterr, -EINVAL, "it was submitted as one that nobody saves");
+    }
     /* Inside a callback the batch's rows are in the cache, though it is not yet released. */
     if (r->n_fed < r->n_prompt || (r->in_batch && s->batch.pending)) {
         return error_set(reterr, -EBUSY, "its prompt is being read, or a step is held up");

@@ -149,6 +149,7 @@ static int three(struct engine *e, uint64_t principal, struct ends *ends)
                                .n_prompt = FAKE_PROMPT,
                                .max_tokens = FAKE_NEW + 24, /* into a second page */
                                .ignore_end = true,
+                               .unsaved = true, /* under any policy steps are begun ahead */
                                .principal = principal,
                                .sampler = sampler_params_default()};
     uint64_t handle[3] = {0};

@@ -179,9 +179,14 @@ int32_t kv_spare_rows(const struct cache *c, int32_t seq)
  * all has no positions. Pages go back to the reservation that they came from. */
 void kv_step_undo(struct cache *c, int32_t seq)
 {
+    assert(!c->seqs[seq].evicting);
+    kv_step_drop(c, seq);
+}
+
+void kv_step_drop(struct cache *c, int32_t seq)
+{
     struct cache_seq *q = &c->seqs[seq];
 
-    assert(!q->evicting);
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         int32_t n_slots = cache_slots_after(c, q, i, 0);
 
