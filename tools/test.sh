@@ -41,16 +41,15 @@ fetch </dev/null &
 fetching=$!
 set +m
 
+# So do the libraries of another CPU, while the style is looked at.
 aarch64=
+installing=
 no_aarch64='PIPIT_AARCH64=1 lets this add the architecture arm64 to dpkg and install its libraries'
 if [ -n "$quick" ] || [ "$(uname -m)" != x86_64 ]; then
     no_aarch64="cross-compiled on x86-64 only, this is $(uname -m)"
 elif [ -n "${PIPIT_AARCH64:-}" ] || dpkg --print-foreign-architectures 2>/dev/null | grep -qx arm64; then
-    if tools/setup.sh --aarch64 >"$out/aarch64.install.log" 2>&1; then
-        aarch64=aarch64
-    else
-        no_aarch64=$(tail -n 1 "$out/aarch64.install.log")
-    fi
+    tools/setup.sh --aarch64 >"$out/aarch64.install.log" 2>&1 </dev/null &
+    installing=$!
 fi
 
 # What is sampled (tests/kernels/check.h) begins elsewhere for each commit.
@@ -95,13 +94,16 @@ build() {
 build_named() {
     local targets=()
     case $1 in
-    gcc) build gcc -Dgpu_archs="${cuda:+80}" ;;
+    gcc)
+        [ -z "$quick" ] || targets=(all tests/cuda/libpipit-cuda-fake.so)
+        build gcc -Dgpu_archs="${cuda:+80}"
+        ;;
     # Another compiler finds other warnings and makes other code. Here with sanitizers, which it
     # compiles in less time.
     clang) CC=clang CXX=clang++ build clang -Db_sanitize=address,undefined -Db_lundef=false ;;
     tsan)
         targets=(tests/unit/pool_race daemon/front/pipitd daemon/worker/pipit-engine tools/pipit-skew)
-        build tsan -Db_sanitize=thread
+        build tsan -Db_sanitize=thread -Doptimization=1
         ;;
     aarch64)
         targets=(tests/kernels/check_{bits,soft,attention,cut,kv_slots,matmul,norm,recur,rope_store,rows,select,predict}
@@ -219,8 +221,17 @@ note "style"
 check layers tools/check_layers.py
 check style tools/check_style.py
 check format tools/check_format.sh
+if [ -n "$installing" ]; then
+    if wait "$installing"; then
+        aarch64=aarch64
+    else
+        no_aarch64=$(tail -n 1 "$out/aarch64.install.log")
+    fi
+fi
 
+# The host side of CUDA over a device that computes nothing: with sanitizers.
 suites=()
+[ -n "$quick" ] || suites=(--no-suite fake)
 cuda=$(command -v nvcc >/dev/null && echo cuda)
 rm -f "$out"/*.built
 build_named gcc

@@ -3,7 +3,7 @@
 # test_company with models of several types: rows of whole units and others, biases, norms behind
 # products, another type for V.
 #
-#     test_company.sh PIPIT_MKMODEL TEST_COMPANY MODULE
+#     test_company.sh PIPIT_MKMODEL TEST_COMPANY MODULE [one]     (one: the first model alone)
 set -eu
 
 model=$(mktemp)
@@ -17,5 +17,6 @@ mkmodel=$1
 test=$2
 module=$3
 try --hidden 256 --ffn 512 --type Q4_K
+[ $# -eq 3 ] || exit 0
 try --hidden 288 --ffn 352 --type Q8_0 --arch qwen2
 try --hidden 256 --ffn 256 --type Q6_K --arch gemma3
