@@ -29,8 +29,8 @@ int engine_advise(const struct engine_config *c, struct plan *ret,
 
         one.kv = a->kv;
         r = engine_plan(&one, ret, &e);
-        if (best && (r == -ENOTSUP || ret->host_scores)) {
-            continue; /* such as heads that are no whole blocks of four bits; or too slow there */
+        if (best && r == -ENOTSUP) {
+            continue; /* such as heads that are no whole blocks of four bits */
         }
         if (r && r != -ENOMEM) {
             *reterr = e; /* no policy mends this */

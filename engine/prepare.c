@@ -293,6 +293,7 @@ struct backend_limits prepared_limits(const struct prepared *p, int32_t ctx, int
     }
     for (int32_t i = 0; i < p->mix.n; i++) {
         l.observe = l.observe || policy_observes(&p->mix.part[i].policy);
+        l.expect = l.expect || policy_expects(&p->mix.part[i].policy);
         l.select = l.select || policy_selects(&p->mix.part[i].policy);
     }
     return l;

@@ -46,6 +46,7 @@ struct backend_limits {
     uint64_t max_expert_bytes; /* gate, up and down of one, as weight_bytes counts them if held */
     bool observe;        /* a scoring policy may be used */
     bool select;         /* queries may select */
+    bool expect;         /* slots may be scored by queries to come (ops_expect) */
 };
 
 enum { BACKEND_FETCHES = 2, BACKEND_FETCH_BYTES = 16 << 10 };
@@ -122,7 +123,7 @@ struct backend_ops {
     int (*kv_sum)(struct backend *be, const struct ops_kv_sum *p);
     int (*victim)(struct backend *be, const struct ops_victim *p);
     int (*cut)(struct backend *be, const struct ops_cut *p);
-    int (*expect)(struct backend *be, const struct ops_expect *p); /* NULL: expect_host() serves it */
+    int (*expect)(struct backend *be, const struct ops_expect *p);
     int (*kv_export)(struct backend *be, const struct ops_kv_slots *p);
     int (*kv_import)(struct backend *be, const struct ops_kv_slots *p);
     /* NULL, all three: the host draws. fetch starts to bring what the device has computed by then to

@@ -61,8 +61,8 @@ void expect_future(const float *stats, float n, const struct ops_rope *rope, int
 void expect_exponents(const struct expect_query *q, const float *keys, int32_t k_dim,
                       float ret[EXPECT_LANES]);
 
-/* Host memory that the operation works in; sized for the largest store. A backend with one memory
- * takes all groups at once, the others group by group. */
+/* Memory that the operation works in on the host, sized for the largest store: the reference takes
+ * group by group, the backend cpu all at once. */
 enum { EXPECT_SQUARES = 4 };
 
 struct expect_work {
@@ -74,8 +74,7 @@ struct expect_work {
     float *sum;       /* (n_q) */
     float *lengths;   /* (n_v, ld) */
     /* expect_host.c: */
-    float *queries; /* of one row */
-    float *rows;    /* (heads of a group, EXPECT_ROWS, padded) of them before RoPE */
+    float *rows; /* (heads of a group, EXPECT_ROWS, padded) of them before RoPE */
     struct expect_turns turns;
     float *stats;   /* of one group */
     float *center;  /* (k_heads, k_dim), and the same of the balance: */

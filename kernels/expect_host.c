@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Expected attention by what any backend can read: queries as rotated, and slots in canonical form.
- * The reference's operation, and that of devices without one of their own. It goes group by group,
- * on one thread. */
+ * The reference's operation: group by group, on one thread. */
 
 #include <math.h>
 #include <string.h>
@@ -36,7 +35,6 @@ struct expect_work *expect_work_lay(const struct expect_sizes *s, struct memory_
     w.exponents = memory_arena_take(a, s->n_q * w.ld * sizeof(float));
     w.sum = memory_arena_take(a, s->n_q * sizeof(float));
     w.lengths = memory_arena_take(a, s->n_v * w.ld * sizeof(float));
-    w.queries = memory_arena_take(a, s->n_q * s->k_dim * sizeof(float));
     w.rows = memory_arena_take(a, s->heads * EXPECT_ROWS * padded * sizeof(float));
     w.turns.c = memory_arena_take(a, turns);
     w.turns.s = memory_arena_take(a, turns);
@@ -98,28 +96,17 @@ static void bare_query(const struct work *w, const float *row, int32_t head, flo
 }
 
 /* Row i of the sequence, as the r-th of those that are counted at once. */
-static int take_row(const struct work *w, int32_t i, int32_t r)
+static void take_row(const struct work *w, int32_t i, int32_t r)
 {
     struct expect_work *e = w->p->work;
-    const struct backend_ops *ops = w->be->ops;
     const size_t padded = (size_t)expect_padded(w->l->k_dim);
     const struct ops_seq *seq = w->p->seq;
     const float *row = w->p->q + (size_t)(seq->row0 + i) * (size_t)w->p->ldq;
 
-    if (!ops->in_host) {
-        int err = ops->read(w->be, e->queries, row,
-                            (uint64_t)w->p->n_q * (uint64_t)w->l->k_dim * sizeof(*row));
-
-        if (err) {
-            return err;
-        }
-        row = e->queries;
-    }
     expect_turn_to(w->p->rope, seq->pos0 + i, &e->turns);
     for (int32_t h = 0; h < w->n_heads; h++) {
         bare_query(w, row, h, e->rows + ((size_t)h * EXPECT_ROWS + (size_t)r) * padded);
     }
-    return 0;
 }
 
 /* Rows [first, n_rows) of the sequence enter the group's statistics. */
@@ -137,10 +124,10 @@ static int count_queries(const struct work *w, float *stats)
     for (int32_t i = w->p->first; !r && i < seq->n_rows; i += EXPECT_ROWS) {
         int32_t n = seq->n_rows - i < EXPECT_ROWS ? seq->n_rows - i : EXPECT_ROWS;
 
-        for (int32_t k = 0; !r && k < n; k++) {
-            r = take_row(w, i + k, k);
+        for (int32_t k = 0; k < n; k++) {
+            take_row(w, i + k, k);
         }
-        for (int32_t h = 0; !r && h < w->n_heads; h++) {
+        for (int32_t h = 0; h < w->n_heads; h++) {
             expect_add(e->stats + EXPECT_HEAD + (size_t)h * expect_head_words(w->l->k_dim),
                        e->rows + (size_t)h * EXPECT_ROWS * padded, n, w->l->k_dim, e->stats[0],
                        w->p->cov);

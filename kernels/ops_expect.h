@@ -76,7 +76,7 @@ struct ops_expect {
     int32_t pos; /* the first position to come, */
     int32_t ahead; /* and how many of them */
     float floor;
-    struct expect_work *work; /* host */
+    struct expect_work *work; /* of backends in the host */
 };
 
 #endif

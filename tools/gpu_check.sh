@@ -215,7 +215,7 @@ call_1() {
     local few=() c g
     [ -z "$small" ] || few=(--few)
     item info 20 info
-    for c in rows norm kv_slots matmul rope_store qkv_store cut attention select predict experts recur; do
+    for c in rows norm kv_slots matmul rope_store qkv_store cut expect attention select predict experts recur; do
         beside "check_$c" 150 "$build/tests/kernels/check_$c" --backend "$backend" --sides 2 "${few[@]}"
     done
     for c in own cublas; do # the tiles that auto leaves unused where there is cublasLt, too

@@ -28,7 +28,7 @@ out=${out:-$build/gpu.tar.xz}
 
 programs=(bench/pipit-bench bench/pipit-kbench tools/pipit-mkmodel tests/cuda/check_sample tests/cuda/test_async_step
     tests/cuda/test_company tests/cuda/test_cuda_lt_model daemon/front/pipitd daemon/worker/pipit-engine client/pipit)
-for c in rows norm kv_slots matmul rope_store qkv_store cut attention select predict experts recur; do
+for c in rows norm kv_slots matmul rope_store qkv_store cut expect attention select predict experts recur; do
     programs+=("tests/kernels/check_$c")
 done
 for g in stories cache arch; do

@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/cublas.cuh"
+#include "kernels/cuda/expect.cuh"
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/select.cuh"
 
@@ -57,6 +58,8 @@ uint64_t cuda_scratch(const struct backend_limits *l, struct cuda_lt_use lt, uin
     uint64_t chunks = 1;
     uint64_t observed = 0;
     uint64_t selected = 0;
+    uint64_t expects = l->expect ? heads : 0;
+    uint64_t dims = (uint64_t)expect_padded((int32_t)at_least_one(l->max_head_dim));
     uint64_t entries = l->max_experts > 0 ? at_least_one(cuda_entries(l)) : 0;
     uint64_t lt_rows = rows < (uint64_t)CUDA_LT_ROWS ? rows : (uint64_t)CUDA_LT_ROWS;
     uint64_t lt_weights = l->max_quantised < (uint64_t)CUDA_LT_SLAB ? l->max_quantised
@@ -118,6 +121,9 @@ uint64_t cuda_scratch(const struct backend_limits *l, struct cuda_lt_use lt, uin
     take(&t, entries * cols, &ret->hidden);
     take(&t, entries * cols, &ret->expert_out);
     take(&t, entries * cols, &ret->shared);
+    take(&t, expects * dims, &ret->expect_mean);
+    take(&t, expects * dims * dims, &ret->expect_square);
+    take(&t, expects * 2, &ret->expect_tops);
     take(&t, (uint64_t)CUDA_SAMPLE_ROWS * CUDA_SAMPLE_GROUPS, &ret->sample_best);
     ret->bytes = t.used;
     take(&t, 3 * heads, &ret->arrived);
@@ -508,6 +514,7 @@ static void destroy(struct backend *be)
         }
     }
     cuda_queue_destroy(cu);
+    free(cu->behind);
     (void)cudaFreeHost(cu->stage);
     free(cu);
 }
@@ -667,7 +674,8 @@ static int create(const struct backend_config *config, struct backend **ret, str
     }
     cu->be.ops = &cuda_backend;
     cu->wait_asleep = config->wait_asleep;
-    r = cuda_queue_create(cu);
+    cu->behind = static_cast<struct cuda_behind *>(calloc(CUDA_BEHIND, sizeof(*cu->behind)));
+    r = cu->behind ? cuda_queue_create(cu) : -ENOMEM;
     r = r < 0 ? error_set(reterr, r, "no memory for the cuda backend") : open_device(cu, reterr);
     r = r < 0 ? r : cuda_lt_create(cu, config->prefill, reterr);
     if (r < 0) {
@@ -746,6 +754,7 @@ const struct backend_ops cuda_backend = {
     .kv_sum = cuda_kv_sum,
     .victim = cuda_victim,
     .cut = cuda_cut,
+    .expect = cuda_expect,
     .kv_export = cuda_kv_export,
     .kv_import = cuda_kv_import,
     .sample = cuda_sample,

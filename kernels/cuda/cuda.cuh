@@ -31,6 +31,7 @@ enum {
     CUDA_ALIGN = 256,     /* of what lies in one allocation */
     CUDA_GRAIN = 2 << 20, /* what the driver rounds an allocation up to, */
     CUDA_ALLOCS = 26,     /* of which an engine makes at most so many */
+    CUDA_BEHIND = 8,      /* stores whose slots are scored behind one step */
     CUDA_MAPPED = 256,    /* allocations of the host's memory that kernels reach */
     CUDA_SAMPLE_ROWS = 32,     /* drawn for in one launch */
     CUDA_SAMPLE_GROUPS = 2048, /* that a row's logits fall into (sample.cu) */
@@ -70,6 +71,9 @@ struct cuda_scratch {
     float *hidden;              /* (entries, max_cols) */
     float *expert_out;          /* (entries, max_cols) */
     float *shared;              /* (entries, max_cols): the shared expert's */
+    float *expect_mean;         /* (heads, padded dim): queries to come (expect.cuh) */
+    float *expect_square;       /* (heads, padded dim, padded dim) */
+    float *expect_tops;         /* (heads, 2) */
     uint64_t *sample_best;      /* (CUDA_SAMPLE_ROWS, CUDA_SAMPLE_GROUPS) */
     uint64_t bytes;   /* of all that comes before, which pieces may overwrite; behind it: */
     uint32_t *arrived; /* (3 heads) blocks at a head (gemm_heads.cuh): 0 between launches */
@@ -85,6 +89,7 @@ struct cuda_codes; /* codes.cuh */
 #define CUDA_CODES_BYTES(pad) ((uint64_t)(pad) + 3 * sizeof(float) * ((uint64_t)(pad) / 32))
 
 struct cuda_queue; /* queue.cu */
+struct cuda_behind; /* expect.cuh */
 struct cuda_lt;    /* cublas.cu */
 
 struct cuda {
@@ -115,6 +120,8 @@ struct cuda {
     uint64_t slab_bytes, slab_used;
     int32_t slab_weights;
     bool lost;
+    struct cuda_behind *behind; /* (CUDA_BEHIND) */
+    int n_behind;
     struct cuda_lt *lt; /* cublasLt (cublas.cu), or NULL */
     char lt_text[240];
     char device_name[96];
@@ -156,6 +163,7 @@ void cuda_queue_destroy(struct cuda *cu);
 void cuda_queue_begin(struct cuda *cu);
 /* ... at the latest here: before anything else touches the device. */
 int cuda_queue_flush(struct cuda *cu);
+bool cuda_queue_writes(const struct cuda *cu); /* are launches written down? */
 int cuda_queue_error(struct cuda *cu); /* of launches since the last time */
 
 /* The next launch is one of those. */
@@ -364,6 +372,9 @@ int cuda_bring(struct backend *be, const struct ops_bring *p);
 int cuda_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int cuda_victim(struct backend *be, const struct ops_victim *p);
 int cuda_cut(struct backend *be, const struct ops_cut *p);
+int cuda_expect(struct backend *be, const struct ops_expect *p);
+/* Scores that the step put off; of the queue, once its list is handed over. */
+int cuda_expect_behind(struct cuda *cu);
 int cuda_kv_export(struct backend *be, const struct ops_kv_slots *p);
 int cuda_kv_import(struct backend *be, const struct ops_kv_slots *p);
 int cuda_sample(struct backend *be, const struct ops_sample *p);

@@ -501,7 +501,13 @@ int cuda_queue_flush(struct cuda *cu)
     q->branch = false;
     q->join = false;
     q->active = false;
-    return r < 0 ? r : joined;
+    r = r < 0 ? r : joined;
+    if (cu->n_behind > 0) {
+        int behind = cuda_expect_behind(cu);
+
+        r = r < 0 ? r : behind;
+    }
+    return r;
 }
 
 /* ---- writing down --------------------------------------------------------------------------- */
@@ -601,6 +607,11 @@ struct cuda_codes *cuda_call_offered(struct cuda *cu, const float *x, int32_t n_
     }
     *ret_reads = q->offer.reads;
     return static_cast<struct cuda_codes *>(q->now.pointer[q->now.n_pointers - 1]);
+}
+
+bool cuda_queue_writes(const struct cuda *cu)
+{
+    return cu->queue->active;
 }
 
 int cuda_queue_error(struct cuda *cu)

@@ -276,6 +276,47 @@ static void no_early_edges(void)
     expect_clean("no early edges");
 }
 
+/* Layers score their slots at different tokens: behind the step, so that all steps are one graph.
+ */
+static void scores_behind_the_graph(void)
+{
+    static const char *const kernels[] = {"expect_future", "expect_keys", "expect_softmax",
+                                          "expect_scores"};
+    const struct fake_call *c;
+    struct engine *e = NULL;
+    struct error err = {0};
+    int n_launches = 0;
+    int n_scores = 0;
+    int n;
+
+    fake.start(&fake_devices[SM_90]);
+    expect(fake_engine("stories260K", "expected:20,every=5", 1, &e, &err) == 0, "%s", err.text);
+    if (!e) {
+        return;
+    }
+    expect(fake_submit(e, &err) == 0 && engine_step(e, fake_ignore, NULL) > 0, "a prompt: %s",
+           err.text);
+    fake.log_clear();
+    while (engine_step(e, fake_ignore, NULL) > 0) {
+    }
+    c = fake.log(&n);
+    for (int i = 0; i < n; i++) {
+        bool scores = c[i].kind == FAKE_LAUNCH && strstr(c[i].name, "expect_");
+
+        n_launches += c[i].kind == FAKE_GRAPH_LAUNCH;
+        expect(c[i].kind != FAKE_NODE || !strstr(c[i].name, "expect_"), "%s is in a graph",
+               c[i].name);
+        expect(!scores || same(&c[i], kernels[n_scores % 4]), "%s, not %s", c[i].name,
+               kernels[n_scores % 4]);
+        n_scores += scores;
+    }
+    expect(fake_count(FAKE_GRAPH) == 1, "%d graphs", fake_count(FAKE_GRAPH));
+    expect(n_launches == FAKE_NEW - 2, "%d launches", n_launches);
+    expect(n_scores == 4 * (FAKE_NEW - 1), "%d kernels that score", n_scores);
+    engine_destroy(e);
+    expect_clean("scores behind a graph");
+}
+
 /* A step that predicts: layer i - 1 first chooses for layer i (from the third on), the choice
  * stays on the device, and all of it is one graph. Nothing but the token comes back. */
 static void graph_that_foretells(void)
@@ -680,8 +721,8 @@ static void waits_as_asked(void)
     }
 }
 
-/* Expected weights are one host thread's work here: no advice names them, though they lose less. */
-static void no_advice_for_the_host(void)
+/* Expected weights lose least among what evicts, and the device scores by them. */
+static void advice_expects(void)
 {
     char path[512];
     struct engine_config c;
@@ -697,11 +738,10 @@ static void no_advice_for_the_host(void)
     c.n_seqs = 32; /* so that caches are most of it */
     c.kv = "kv4+expected:50%ctx";
     fake.start(&fake_devices[SM_90]);
-    expect(engine_plan(&c, &p, &err) == 0 && p.host_scores, "expected: %s", err.text);
+    expect(engine_plan(&c, &p, &err) == 0, "expected: %s", err.text);
     c.memory_bytes = p.total_bytes - p.host_bytes; /* the device's; the host has as many */
     expect(engine_advise(&c, &p, &advice, &err) == 0, "advice: %s", err.text);
-    expect(advice && strncmp(advice->kv, "kv4+recency:", 12) == 0, "advice: %s",
-           advice ? advice->kv : "none");
+    expect(advice && strcmp(advice->kv, c.kv) == 0, "advice: %s", advice ? advice->kv : "none");
     expect_clean("advice");
 }
 
@@ -738,13 +778,14 @@ int main(int argc, char **argv)
     graph_of_a_step(SM_86);
     no_early_edges();
     graph_that_foretells();
+    scores_behind_the_graph();
     no_disk();
     pool_on_the_host();
     deep_product();
     fused_products();
     fused_stores();
     waits_as_asked();
-    no_advice_for_the_host();
+    advice_expects();
     printf("%d failed\n", n_failed);
     return n_failed > 0;
 }

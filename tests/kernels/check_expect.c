@@ -22,6 +22,7 @@ const struct backend_limits check_limits = {
     .max_heads = 16,
     .max_head_dim = 128,
     .max_slots = 1024,
+    .expect = true,
 };
 
 enum { CENTERED = 1, BALANCED = 2, HADAMARD = 4, NO_COV = 8, FLOOR = 16, MSCALE = 32 };

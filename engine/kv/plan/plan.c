@@ -228,8 +228,6 @@ int plan_make(const struct plan_input *wanted, struct plan *ret, struct geometry
     ret->max_ctx = max_ctx >= LEAST_CTX ? max_ctx : 0;
     ret->max_sequences = search(in, GEOMETRY_MOST_SEQS, ctx, false);
     policy_print(&in->geometry.mix.part[0].policy, ret->policy, sizeof(ret->policy));
-    ret->host_scores =
-        policy_expects(&in->geometry.mix.part[0].policy) && !in->geometry.ops->expect;
     return ret->fits ? 0 : refuse(ret, reterr);
 }
 

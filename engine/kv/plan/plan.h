@@ -59,7 +59,6 @@ struct plan {
     uint64_t least_bytes;  /* total and maps of the shortest context, where none fits; else 0 */
     bool fits;
     bool ctx_is_cut; /* nobody asked for it, and the model was trained on more than fits */
-    bool host_scores; /* a device's keys would be scored by one thread of the host (`expected`) */
     int32_t ctx;
     int32_t n_seqs;
     int32_t ctx_model;     /* that the model was trained on */

@@ -45,6 +45,9 @@ struct expect_work *cache_expect_lay(const struct geometry *s, struct memory_are
             most.slot = max_size(most.slot, (size_t)ops_kv_slot_bytes(geometry_layout(s, v, i)));
         }
     }
+    if (!s->config.ops->in_host) {
+        most = (struct expect_sizes){0}; /* a device has scratch of its own */
+    }
     return expect_work_lay(&most, a);
 }
 
@@ -118,7 +121,7 @@ static int expect_seq(struct cache *c, const struct kv_args *args, int32_t i)
     if (p.first >= seq->n_rows && !p.score) {
         return 0;
     }
-    return ops->expect ? ops->expect(c->be, &p) : expect_host(c->be, &p);
+    return ops->expect(c->be, &p);
 }
 
 int cache_expect(struct cache *c, const struct kv_args *args)

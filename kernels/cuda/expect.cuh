@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CUDA_EXPECT_CUH
+#define PIPIT_KERNELS_CUDA_EXPECT_CUH
+
+/* Expected attention (kernels/ops_expect.h) of one sequence and store: what its kernels are given,
+ * and where statistics lie. */
+
+#include "kernels/cuda/store.cuh"
+
+extern "C" {
+#include "kernels/ops_expect.h"
+}
+
+struct cuda_expect {
+    struct cuda_layout layout;
+    struct cuda_seq s;
+    const float *q; /* rotated and as attention reads them */
+    float *stats;
+    int32_t ldq, n_heads; /* of a group */
+    int32_t first;        /* of the rows that count */
+    bool cov;
+    float scale, floor;
+    int32_t form, n_pairs;
+    /* scratch */
+    float *mean;      /* (heads, padded) */
+    float *square;    /* (heads, padded, padded) */
+    float *tops;      /* (heads, 2): largest exponent, 1 / sum */
+    float *exponents; /* (heads, max_slots) */
+    int32_t max_slots;
+};
+
+/* Of each pair of dims: its frequency; or the cosine and sine that it is turned by. */
+struct expect_pairs {
+    float a[CUDA_ROPE_PAIRS];
+    float b[CUDA_ROPE_PAIRS];
+};
+
+/* Scores that are made behind the step. */
+struct cuda_behind {
+    struct cuda_expect p;
+    struct expect_pairs turn;
+};
+
+/* Pairs for cuda_expect_future(). */
+void cuda_expect_turns(const struct ops_expect *p, struct expect_pairs *ret);
+int cuda_expect_future(struct cuda *cu, const struct cuda_expect *p,
+                       const struct expect_pairs *turn);
+int cuda_expect_count(struct cuda *cu, const struct cuda_expect *p, const struct ops_rope *rope);
+
+CUDA_INLINE int32_t expect_columns(int32_t k_dim)
+{
+    return (k_dim + EXPECT_LANES - 1) / EXPECT_LANES * EXPECT_LANES;
+}
+
+/* expect_row() */
+CUDA_INLINE int32_t triangle_row(int32_t i)
+{
+    int32_t block = i / EXPECT_LANES;
+
+    return EXPECT_LANES *
+           (EXPECT_LANES * (block * (block + 1) / 2) + i % EXPECT_LANES * (block + 1));
+}
+
+CUDA_INLINE int32_t triangle_words(int32_t padded)
+{
+    return triangle_row(padded);
+}
+
+CUDA_INLINE float *group_stats(const struct cuda_expect *p, int32_t group)
+{
+    int32_t padded = expect_columns(p->layout.k_dim);
+
+    return p->stats + (size_t)group * (EXPECT_HEAD + (size_t)p->n_heads *
+                                                         (2 * padded + triangle_words(padded)));
+}
+
+/* The first query, the sum, the sum of products. */
+CUDA_INLINE float *head_stats(const struct cuda_expect *p, int32_t head)
+{
+    int32_t padded = expect_columns(p->layout.k_dim);
+
+    return group_stats(p, head / p->n_heads) + EXPECT_HEAD +
+           (size_t)(head % p->n_heads) * (2 * padded + triangle_words(padded));
+}
+
+/* Its K head among those of all groups. */
+CUDA_INLINE int32_t k_head_of(const struct cuda_expect *p, int32_t head)
+{
+    return head / p->n_heads * p->layout.k_heads +
+           head % p->n_heads * p->layout.k_heads / p->n_heads;
+}
+
+CUDA_INLINE void pair_dims(const struct cuda_expect *p, int32_t i, int32_t *ret_a, int32_t *ret_b)
+{
+    *ret_a = p->form == OPS_ROPE_NORM ? 2 * i : i;
+    *ret_b = p->form == OPS_ROPE_NORM ? 2 * i + 1 : i + p->n_pairs;
+}
+
+#endif
