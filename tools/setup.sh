@@ -10,7 +10,7 @@ set -euo pipefail
 build=(gcc meson ninja-build pkg-config libzmq3-dev libprotobuf-c-dev protobuf-c-compiler
     protobuf-compiler libsystemd-dev libpcre2-dev libjansson-dev libssl-dev
     python3 python3-pip curl ca-certificates)
-tests=(clang clang-format libclang-rt-14-dev libcriterion-dev python3-zmq python3-protobuf
+tests=(clang clang-format lld libclang-rt-14-dev libcriterion-dev python3-zmq python3-protobuf
     python3-numpy python3-cffi python3-venv jq valgrind procps git xz-utils)
 
 package=(dpkg-dev debhelper fakeroot lintian git)

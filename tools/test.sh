@@ -92,7 +92,7 @@ build() {
 }
 
 build_named() {
-    local targets=()
+    local targets=() linker=()
     case $1 in
     gcc)
         [ -z "$quick" ] || targets=(all tests/cuda/libpipit-cuda-fake.so)
@@ -100,7 +100,11 @@ build_named() {
         ;;
     # Another compiler finds other warnings and makes other code. Here with sanitizers, which it
     # compiles in less time.
-    clang) CC=clang CXX=clang++ build clang -Db_sanitize=address,undefined -Db_lundef=false ;;
+    clang)
+        # lld links two hundred programs in half of the time.
+        [ -z "$(command -v ld.lld)" ] || linker=(-Dc_link_args=-fuse-ld=lld -Dcpp_link_args=-fuse-ld=lld)
+        CC=clang CXX=clang++ build clang -Db_sanitize=address,undefined -Db_lundef=false ${linker[@]+"${linker[@]}"}
+        ;;
     tsan)
         targets=(tests/unit/pool_race daemon/front/pipitd daemon/worker/pipit-engine tools/pipit-skew)
         build tsan -Db_sanitize=thread -Doptimization=1

@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "engine/kv/plan/plan.h"
+#include "tests/turn.h"
 #include "tests/unit/engine_run.h"
 
 static const char *const backends[] = {"ref", "cpu"};
@@ -78,6 +79,10 @@ static void submit_many(struct engine *e, struct run *r, int only, const char *k
 
 static void company(const char *backend, const char *model, const char *overlay, const char *kv)
 {
+    if (!takes_turn()) {
+        return;
+    }
+
     struct run alone[N];
     struct run together[N];
     struct engine *e = run_engine_overlay(model, overlay, backend, 128, N, kv);

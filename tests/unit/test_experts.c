@@ -15,6 +15,7 @@
 #include "engine/kv/plan/plan.h"
 #include "gguf/gguf.h"
 #include "quant/dtype.h"
+#include "tests/turn.h"
 #include "tests/unit/engine_run.h"
 
 enum { VOCAB = 64, DIM = 16, HEADS = 2, MOST_VALUES = 12 * 256 * 256, N_NEW = 4 };
@@ -406,6 +407,10 @@ Test(experts, files_that_fit)
 /* Four sequences at once, prompts of different lengths in chunks, and each by itself. */
 static void in_company(const char *model, const char *backend)
 {
+    if (!takes_turn()) {
+        return;
+    }
+
     static const int32_t lengths[] = {3, 40, 17, 64};
     struct engine *e = run_engine(model, backend, 128, 4, "f32+full,chunk=32");
     struct run together[4];
@@ -520,6 +525,10 @@ static void two_runs(struct engine *e, struct run r[2])
 
 static void mapped_as_held(const char *file)
 {
+    if (!takes_turn()) {
+        return;
+    }
+
     struct error err = {0};
     struct run want[2];
     struct run got[2];
