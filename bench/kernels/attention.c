@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of an 8B model's layer (32 query heads, 8 K heads of 128): decode by depth, type and
- * batch, each launch on another layer's pages; and a prompt's chunk. */
+ * batch, each launch on another layer's pages; a prompt's chunk; and what expected attention makes
+ * of both. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 
 #include "bench/kernels/kbench.h"
+#include "kernels/ops_expect.h"
 
 enum { N_Q = 32, N_K = 8, DIM = 128, MOST_LAYERS = 32, MOST_SEQS = 8 };
 
@@ -144,6 +146,81 @@ static int time_prompt(struct kbench *k, enum ops_kv_type type, int32_t before, 
     return r;
 }
 
+struct expecting {
+    struct layers *l;
+    struct ops_expect op;
+};
+
+static int expect_round(struct kbench *k, void *arg, int n)
+{
+    struct expecting *x = arg;
+    int r = 0;
+
+    for (int i = 0; i < n && !r; i++) {
+        x->op.seq = &x->l->seqs[i % x->l->n][0];
+        r = k->ops->expect(k->be, &x->op);
+    }
+    return r;
+}
+
+/* Expected attention: a layer's slots are scored, and a prompt's rows are counted. */
+static int time_expect(struct kbench *k, enum ops_kv_type type, int32_t depth, int32_t rows,
+                       struct layers *l, struct error *e)
+{
+    static float inv_freq[DIM / 2];
+    static const struct ops_rope rope = {
+        .form = OPS_ROPE_NEOX, .n_dims = DIM, .inv_freq = inv_freq, .mscale = 1};
+    uint64_t stats_bytes = N_K * expect_words(DIM, N_Q / N_K) * sizeof(float);
+    uint64_t slot_bytes = (uint64_t)N_K * (uint64_t)depth * sizeof(float);
+    struct expecting x = {.l = l};
+    void *stats = NULL;
+    void *pos = NULL;
+    void *score = NULL;
+    char name[96];
+    double ns;
+    int r;
+
+    (void)snprintf(name, sizeof(name), "attention %s, expected, %s %d", ops_kv_type_name(type),
+                   rows ? "rows" : "slots", rows ? rows : depth);
+    if (!kbench_wants(k, name)) {
+        return 0;
+    }
+    r = make(k, depth, 1, l, e);
+    r = r ? r : kbench_fill(k, stats_bytes, &stats, e);
+    r = r ? r : k->ops->alloc(k->be, slot_bytes, "positions", &pos, e); /* all of them 0: live */
+    r = r ? r : k->ops->alloc(k->be, slot_bytes, "scores", &score, e);
+    for (int i = 0; i < l->n; i++) {
+        struct ops_seq *s = &l->seqs[i][0];
+
+        s->kv.slot_pos = pos;
+        s->kv.score = score;
+        s->n_rows = rows ? rows : 1;
+        s->pos0 = 0;
+    }
+    x.op = (struct ops_expect){.q = l->op.q,
+                               .ldq = l->op.ldq,
+                               .n_q = N_Q,
+                               .scale = l->op.scale,
+                               .rope = &rope,
+                               .stats = stats,
+                               .first = rows ? 0 : 1,
+                               .cov = true,
+                               .score = !rows,
+                               .pos = depth,
+                               .ahead = 64};
+    /* as many as are put off behind one step */
+    r = r ? r : kbench_time(k, expect_round, &x, rows ? 2 : 8, &ns, e);
+    if (!r) {
+        kbench_print(k, name, ns, 0,
+                     rows ? (double)rows * N_Q * DIM * DIM : (double)depth * N_Q * DIM * DIM);
+    }
+    k->ops->free(k->be, stats, stats_bytes);
+    k->ops->free(k->be, pos, slot_bytes);
+    k->ops->free(k->be, score, slot_bytes);
+    drop(k, l);
+    return r;
+}
+
 static int time_type(struct kbench *k, enum ops_kv_type type, struct layers *l, struct error *e)
 {
     static const int32_t depths[] = {128, 2048, 8192, 65536};
@@ -177,6 +254,12 @@ static int time_type(struct kbench *k, enum ops_kv_type type, struct layers *l, 
     for (int i = k->small; i < 2 && !r; i++) {
         r = k->small ? time_prompt(k, type, 64 * i, 8, l, e)
                      : time_prompt(k, type, 6144 * i, 2048, l, e);
+    }
+    if (!r && (type == OPS_KV_F16 || ops_kv_in_four_bits(type))) {
+        r = time_expect(k, type, k->small ? 70 : 4096, 0, l, e);
+    }
+    if (!r && type == OPS_KV_F16) {
+        r = time_expect(k, type, k->small ? 70 : 4096, k->small ? 8 : 2048, l, e);
     }
     k->ops->free(k->be, l->latest, 0);
     l->latest = NULL;

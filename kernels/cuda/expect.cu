@@ -10,7 +10,8 @@
  * expect_scores   a block a page and group: lengths of V, weights, their sum over heads.
  *
  * By counts: an exponent is k_dim^2 / 2 products, so 4,096 slots of 32 heads of 128 are 1.1 G, some
- * 0.1 ms of an H200's f32 rate, once every 64 tokens a layer. It has run in the emulator only.
+ * 0.1 ms of an H200's f32 rate, once every 64 tokens a layer (pipit-kbench: "expected"). It has run
+ * in the emulator only.
  *
  * In a decode step scores are made behind the step (cuda_expect_behind): its list of kernels stays
  * the same whichever layer has its turn, and so does its graph. Nothing of the step reads them. */
