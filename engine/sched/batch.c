@@ -321,6 +321,9 @@ int batch_commit(struct sched *s)
             e = batch_commit_prompt(s, r, b->seqs[i].n_rows);
             continue;
         }
+        if (r->finished) {
+            continue; /* its row was begun ahead of the token that ended it, and is taken back */
+        }
         draft_count(s, r, i);
         kv_step_commit(s->config.cache, r->seq, 1); /* drafted ones follow as they come true */
         r->n_fed++;

@@ -8,9 +8,12 @@
  * few: the first two, short. order: also the one that overwrites slots, where order.cc sees it. */
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine/engine.h"
 #include "engine/text/tok.h"
@@ -30,6 +33,7 @@ struct scenario {
     int cancel_at;       /* the first request's token from whose event it is cancelled; 0: none */
     int other_at;        /* and from whose event the second is */
     int interrupt_every; /* tokens */
+    int interrupt_us;    /* another thread does it after so many, again and again */
     int notice_every;
     bool unsaved;    /* nobody saves the first one's text */
     bool late;       /* the last request comes while others run */
@@ -56,6 +60,7 @@ struct run {
     struct engine *e;
     struct answer a[MAX_REQUESTS];
     int n_events;
+    atomic_bool over;
 };
 
 static const char *backend, *folder;
@@ -163,6 +168,18 @@ static int32_t goes_on(struct run *run, struct answer *next)
     return next->n;
 }
 
+static void *interrupts(void *arg)
+{
+    struct run *run = arg;
+    const struct timespec pause = {.tv_nsec = run->sc->interrupt_us * 1000L};
+
+    while (!atomic_load(&run->over)) {
+        engine_interrupt(run->e);
+        (void)nanosleep(&pause, NULL);
+    }
+    return NULL;
+}
+
 static uint64_t run_with(struct run *run, enum engine_draw draw, struct answer *next)
 {
     const struct scenario *sc = run->sc;
@@ -170,6 +187,7 @@ static uint64_t run_with(struct run *run, enum engine_draw draw, struct answer *
     struct engine_config config;
     struct error err = {0};
     char path[512];
+    pthread_t thread;
     int n_steps = 0;
 
     (void)snprintf(path, sizeof(path), "%s/%s", folder, sc->model);
@@ -188,12 +206,20 @@ static uint64_t run_with(struct run *run, enum engine_draw draw, struct answer *
     for (int i = 0; i < sc->n_requests - sc->late; i++) {
         submit(run, i);
     }
+    if (sc->interrupt_us && pthread_create(&thread, NULL, interrupts, run) != 0) {
+        expect(false, sc, "a thread", 0, 0);
+        return 0;
+    }
     for (int n = 1; n > 0 || (sc->late && n_steps < 4); n_steps++) {
         if (sc->late && n_steps == 3) {
             submit(run, sc->n_requests - 1);
         }
         n = engine_step(run->e, on_event, run);
         expect(n >= 0, sc, "a step", n, 0);
+    }
+    atomic_store(&run->over, true);
+    if (sc->interrupt_us) {
+        (void)pthread_join(thread, NULL);
     }
     engine_counters(run->e, &c);
     expect(c.kv_bytes_used == 0, sc, "pages that nobody holds", (long)c.kv_bytes_used, 0);
@@ -213,6 +239,7 @@ static void compare(const struct scenario *sc)
     static struct run host, device;
     static struct answer next_host, next_device;
     uint64_t n_async_steps;
+    int n_ended = 0;
 
     memset(&host, 0, sizeof(host));
     memset(&device, 0, sizeof(device));
@@ -221,8 +248,12 @@ static void compare(const struct scenario *sc)
     host.sc = device.sc = sc;
     expect(run_with(&host, ENGINE_DRAW_HOST, &next_host) == 0, sc, "ahead, by the host", 1, 0);
     n_async_steps = run_with(&device, ENGINE_DRAW_DEVICE, &next_device);
-    expect((n_async_steps > 0) == sc->ahead, sc, "steps begun ahead", (long)n_async_steps,
-           sc->ahead);
+    expect((n_async_steps > 0) == sc->ahead || sc->interrupt_us, sc, "steps begun ahead",
+           (long)n_async_steps, sc->ahead);
+    for (int i = 0; i < sc->n_requests; i++) {
+        n_ended += device.a[i].reason == ENGINE_STOP;
+    }
+    expect(!sc->ends || n_ended > 1, sc, "texts that end", n_ended, 2);
     for (int i = 0; i < sc->n_requests; i++) {
         const struct answer *a = &host.a[i];
         const struct answer *b = &device.a[i];
@@ -260,9 +291,10 @@ int main(int argc, char **argv)
         {.name = "apart", .n_requests = 3, .n_new = 90, .sampled_apart = true, .ahead = true},
         {.name = "end tokens",
          .n_requests = 4,
-         .n_new = 150,
-         .temperature = 2,
+         .n_new = 200,
+         .temperature = 4,
          .ends = true,
+         .model = "heads_32.gguf",
          .ahead = true},
         {.name = "stopped from its event",
          .n_requests = 2,
@@ -293,6 +325,24 @@ int main(int argc, char **argv)
          .interrupt_every = 3,
          .cancel_at = 66,
          .ahead = true},
+        {.name = "interrupted within steps",
+         .n_requests = 4,
+         .n_new = 200,
+         .temperature = 4,
+         .ends = true,
+         .model = "heads_32.gguf",
+         .interrupt_us = 400,
+         .ahead = true},
+        {.name = "evicting, interrupted within steps",
+         .kv = "h2o:30",
+         .n_requests = 4,
+         .n_new = 200,
+         .temperature = 4,
+         .ends = true,
+         .model = "heads_32.gguf",
+         .interrupt_us = 400,
+         .unsaved = true,
+         .ahead = true},
         {.name = "knocked", .n_requests = 2, .n_new = 40, .notice_every = 5, .ahead = true},
         {.name = "more than places",
          .n_requests = 4,
@@ -318,9 +368,10 @@ int main(int argc, char **argv)
         {.name = "evicting, unsaved, end tokens",
          .kv = "keyformer:40",
          .n_requests = 4,
-         .n_new = 150,
-         .temperature = 2,
+         .n_new = 200,
+         .temperature = 4,
          .ends = true,
+         .model = "heads_32.gguf",
          .unsaved = true,
          .ahead = true},
         {.name = "evicting, stopped at a page's end",
