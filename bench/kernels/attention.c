@@ -209,7 +209,7 @@ static int time_expect(struct kbench *k, enum ops_kv_type type, int32_t depth, i
                                .pos = depth,
                                .ahead = 64};
     /* as many as are put off behind one step */
-    r = r ? r : kbench_time(k, expect_round, &x, rows ? 2 : 8, &ns, e);
+    r = r ? r : kbench_time(k, expect_round, &x, k->small ? 1 : rows ? 2 : 8, &ns, e);
     if (!r) {
         kbench_print(k, name, ns, 0,
                      rows ? (double)rows * N_Q * DIM * DIM : (double)depth * N_Q * DIM * DIM);
@@ -255,7 +255,7 @@ static int time_type(struct kbench *k, enum ops_kv_type type, struct layers *l, 
         r = k->small ? time_prompt(k, type, 64 * i, 8, l, e)
                      : time_prompt(k, type, 6144 * i, 2048, l, e);
     }
-    if (!r && (type == OPS_KV_F16 || ops_kv_in_four_bits(type))) {
+    if (!r && (type == OPS_KV_F16 || (!k->small && ops_kv_in_four_bits(type)))) {
         r = time_expect(k, type, k->small ? 70 : 4096, 0, l, e);
     }
     if (!r && type == OPS_KV_F16) {

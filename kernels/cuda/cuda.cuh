@@ -31,7 +31,7 @@ enum {
     CUDA_ALIGN = 256,     /* of what lies in one allocation */
     CUDA_GRAIN = 2 << 20, /* what the driver rounds an allocation up to, */
     CUDA_ALLOCS = 26,     /* of which an engine makes at most so many */
-    CUDA_BEHIND = 8,      /* stores whose slots are scored behind one step */
+    CUDA_BEHIND = 256,    /* stores whose slots are scored behind one step */
     CUDA_MAPPED = 256,    /* allocations of the host's memory that kernels reach */
     CUDA_SAMPLE_ROWS = 32,     /* drawn for in one launch */
     CUDA_SAMPLE_GROUPS = 2048, /* that a row's logits fall into (sample.cu) */

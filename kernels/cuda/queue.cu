@@ -34,7 +34,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/expect.cuh"
 
 enum {
     QUEUE_MAX = 1024,      /* kernels of one list */
@@ -88,7 +88,8 @@ struct cuda_queue {
 
 uint64_t cuda_queue_bytes(void)
 {
-    return sizeof(struct cuda_queue) + (uint64_t)(QUEUE_GRAPHS + 1) * QUEUE_BYTES;
+    return sizeof(struct cuda_queue) + (uint64_t)(QUEUE_GRAPHS + 1) * QUEUE_BYTES +
+           CUDA_BEHIND * sizeof(struct cuda_behind);
 }
 
 uint64_t cuda_graph_bytes(void)
@@ -484,7 +485,8 @@ static int flush(struct cuda *cu)
     return launch_list(cu, &q->now);
 }
 
-int cuda_queue_flush(struct cuda *cu)
+/* The list, and what runs beside it is joined. */
+static int hand_over(struct cuda *cu)
 {
     struct cuda_queue *q = cu->queue;
     int joined;
@@ -501,13 +503,14 @@ int cuda_queue_flush(struct cuda *cu)
     q->branch = false;
     q->join = false;
     q->active = false;
-    r = r < 0 ? r : joined;
-    if (cu->n_behind > 0) {
-        int behind = cuda_expect_behind(cu);
+    return r < 0 ? r : joined;
+}
 
-        r = r < 0 ? r : behind;
-    }
-    return r;
+int cuda_queue_flush(struct cuda *cu)
+{
+    int r = hand_over(cu);
+
+    return r < 0 ? (cu->n_behind = 0, r) : cuda_expect_behind(cu);
 }
 
 /* ---- writing down --------------------------------------------------------------------------- */
@@ -540,7 +543,7 @@ void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, con
     if (l->n == QUEUE_MAX || l->n_bytes + CUDA_CALL_BYTES > QUEUE_BYTES ||
         l->n_pointers + CUDA_CALL_ARGS > (int32_t)(sizeof(l->pointer) / sizeof(l->pointer[0]))) {
         bool active = cu->queue->active;
-        int r = cuda_queue_flush(cu);
+        int r = hand_over(cu); /* the step goes on: what is put off behind it stays so */
 
         /* the first failure counts */
         cu->queue->error = cu->queue->error < 0 ? cu->queue->error : r;

@@ -20,7 +20,7 @@ const struct backend_limits check_limits = {
     .max_cols = 64,
     .max_outputs = 64,
     .max_heads = 16,
-    .max_head_dim = 128,
+    .max_head_dim = 256,
     .max_slots = 1024,
     .expect = true,
 };
@@ -47,7 +47,7 @@ struct inputs {
     struct check_buf *q;
     struct check_buf *stats;
     struct check_buf *split; /* the same in two calls */
-    float inv_freq[64];
+    float inv_freq[128];
     struct ops_rope rope;
     int32_t ldq;
     uint8_t *memory;
@@ -190,6 +190,7 @@ void check_op(struct check *c)
         {1, 1, 2, 128, 96, 4, OPS_ROPE_NEOX, 64, 70, 64, CENTERED | HADAMARD | MSCALE},
         {1, 2, 1, 32, 32, 4, OPS_ROPE_NORM, 32, 21, 77, BALANCED | NO_COV | MSCALE},
         {2, 1, 1, 96, 64, 2, OPS_ROPE_NONE, 0, 9, 15, CENTERED | NO_COV},
+        {1, 1, 1, 256, 256, 2, OPS_ROPE_NEOX, 256, 12, 70, CENTERED | HADAMARD},
     };
     static const struct shape uneven = {2, 1, 1, 22, 20, 6, OPS_ROPE_NORM, 18, 50, 200, CENTERED};
     static const struct shape large = {3, 1, 1, 64, 64, 9, OPS_ROPE_NORM, 64, 512, 1024, 0};
