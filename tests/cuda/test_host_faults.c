@@ -292,8 +292,8 @@ int main(int argc, char **argv)
         lost(sticky[i]);
     }
     drawn_is_said();
-    memory_later("stories260K", "full");
     memory_later("stories260K", "kv8+h2o:64");
+    memory_later("stories260K", "full");
     memory_later("stories260K", "keyformer:50%");
     memory_later("arch_gemma3", "full");
     memory_later("cache_model", "infinigen:count=9");
