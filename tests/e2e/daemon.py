@@ -94,7 +94,7 @@ class Daemon:
                 with open(f"/proc/{pid}/comm") as f:
                     if f.read().strip() == name[:15]:
                         return int(pid)
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile, before its file was opened, or was read
             pass
         return None
 
