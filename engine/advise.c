@@ -29,7 +29,7 @@ int engine_advise(const struct engine_config *c, struct plan *ret,
 
         one.kv = a->kv;
         r = engine_plan(&one, ret, &e);
-        if (best && r == -ENOTSUP) {
+        if (r == -ENOTSUP && best) {
             continue; /* such as heads that are no whole blocks of four bits */
         }
         if (r && r != -ENOMEM) {

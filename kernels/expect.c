@@ -96,17 +96,6 @@ void expect_unrotate(const struct ops_rope *rope, const struct expect_turns *t, 
     }
 }
 
-/* Mean of e^(i angle p) over p in [pos, pos + n): a sum of a geometric series. */
-static void mean_turn(double angle, int32_t pos, int32_t n, float *ret_c, float *ret_s)
-{
-    const double half = sin(angle / 2);
-    const double size = half == 0 ? 1 : sin(n * angle / 2) / (n * half);
-    const double middle = angle * (pos + (n - 1) / 2.0);
-
-    *ret_c = (float)(size * cos(middle));
-    *ret_s = (float)(size * sin(middle));
-}
-
 static void turn(float *a, float *b, float c, float s)
 {
     const float x0 = *a;
@@ -127,7 +116,7 @@ static void turn_all(const struct ops_rope *rope, int32_t k_dim, int32_t pos, in
         int32_t b;
 
         pair_of(rope, i, &a, &b);
-        mean_turn((double)rope->inv_freq[i], pos, ahead, &c, &s);
+        expect_mean_turn((double)rope->inv_freq[i], pos, ahead, &c, &s);
         turn(&mean[a], &mean[b], c, s);
         for (int32_t j = 0; square && j < k_dim; j++) {
             turn(&square[a * k_dim + j], &square[b * k_dim + j], c, s);

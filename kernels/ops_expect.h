@@ -17,9 +17,11 @@
  * dealt out to calls. They are taken less the first query, because some models have heads whose
  * queries are nearly all the same: sums of squares would lose what differs. */
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/device.h"
 #include "kernels/ops.h"
 
 /* f32 of a group's statistics: EXPECT_HEAD, of which the first is the number of queries, then of
@@ -27,13 +29,13 @@
  * time, the lower triangle). */
 enum { EXPECT_HEAD = 16, EXPECT_LANES = 16 };
 
-static inline int32_t expect_padded(int32_t k_dim)
+static inline HOST_DEVICE int32_t expect_padded(int32_t k_dim)
 {
     return (k_dim + EXPECT_LANES - 1) / EXPECT_LANES * EXPECT_LANES;
 }
 
 /* Where row i of a lower triangle begins; its length is a multiple of EXPECT_LANES. */
-static inline int32_t expect_row(int32_t i)
+static inline HOST_DEVICE int32_t expect_row(int32_t i)
 {
     int32_t block = i / EXPECT_LANES;
 
@@ -41,19 +43,31 @@ static inline int32_t expect_row(int32_t i)
            (EXPECT_LANES * (block * (block + 1) / 2) + i % EXPECT_LANES * (block + 1));
 }
 
-static inline int32_t expect_triangle(int32_t k_dim)
+static inline HOST_DEVICE int32_t expect_triangle(int32_t k_dim)
 {
     return expect_row(expect_padded(k_dim));
 }
 
-static inline uint64_t expect_head_words(int32_t k_dim)
+static inline HOST_DEVICE uint64_t expect_head_words(int32_t k_dim)
 {
     return 2 * (uint64_t)expect_padded(k_dim) + (uint64_t)expect_triangle(k_dim);
 }
 
-static inline uint64_t expect_words(int32_t k_dim, int32_t n_heads)
+static inline HOST_DEVICE uint64_t expect_words(int32_t k_dim, int32_t n_heads)
 {
     return EXPECT_HEAD + (uint64_t)n_heads * expect_head_words(k_dim);
+}
+
+/* Mean of e^(i angle p) over p in [pos, pos + n): a sum of a geometric series. */
+static inline void expect_mean_turn(double angle, int32_t pos, int32_t n, float *ret_c,
+                                    float *ret_s)
+{
+    const double half = sin(angle / 2);
+    const double size = half == 0 ? 1 : sin(n * angle / 2) / (n * half);
+    const double middle = angle * (pos + (n - 1) / 2.0);
+
+    *ret_c = (float)(size * cos(middle));
+    *ret_s = (float)(size * sin(middle));
 }
 
 struct expect_work; /* kernels/expect.h */

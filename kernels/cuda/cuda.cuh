@@ -58,7 +58,7 @@ struct cuda_scratch {
     float *stats;     /* (n_selected, heads, 4): largest approx, 1 / sum, chosen share */
     float *skewed;    /* (n_selected, heads, max_head_dim): queries that rank partial keys */
     int32_t *near;    /* (n_selected, heads): slots near the largest logit */
-    int32_t *order;   /* cut: (heads + 1, max_slots) */
+    int32_t *order;   /* cut: (heads + 1, max_slots); exponents of expect.cu */
     int32_t *flag;    /* cut: failed, then slots to move by group (1 + heads) */
     float *lt_sums;   /* (lt_rows + 1, max_outputs): products by cublasLt that are finished later */
     uint8_t *lt_work; /* its workspace */

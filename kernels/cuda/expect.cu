@@ -42,7 +42,7 @@ CUDA_KERNEL void __launch_bounds__(KEYS_THREADS, BLOCKS - 1) expect_keys(struct 
 {
     CUDA_SHARED(float, tile); /* (padded, 64): keys as stored, zeros where there are none */
     __shared__ float part[KEYS_PARTS][OPS_PAGE_SLOTS];
-    const int32_t padded = expect_columns(p.layout.k_dim);
+    const int32_t padded = expect_padded(p.layout.k_dim);
     const int32_t group = (int32_t)blockIdx.y / p.layout.k_heads;
     const int32_t k_head = (int32_t)blockIdx.y % p.layout.k_heads;
     const int32_t slot0 = (int32_t)blockIdx.x * OPS_PAGE_SLOTS;

@@ -47,40 +47,16 @@ int cuda_expect_future(struct cuda *cu, const struct cuda_expect *p,
                        const struct expect_pairs *turn);
 int cuda_expect_count(struct cuda *cu, const struct cuda_expect *p, const struct ops_rope *rope);
 
-CUDA_INLINE int32_t expect_columns(int32_t k_dim)
-{
-    return (k_dim + EXPECT_LANES - 1) / EXPECT_LANES * EXPECT_LANES;
-}
-
-/* expect_row() */
-CUDA_INLINE int32_t triangle_row(int32_t i)
-{
-    int32_t block = i / EXPECT_LANES;
-
-    return EXPECT_LANES *
-           (EXPECT_LANES * (block * (block + 1) / 2) + i % EXPECT_LANES * (block + 1));
-}
-
-CUDA_INLINE int32_t triangle_words(int32_t padded)
-{
-    return triangle_row(padded);
-}
-
 CUDA_INLINE float *group_stats(const struct cuda_expect *p, int32_t group)
 {
-    int32_t padded = expect_columns(p->layout.k_dim);
-
-    return p->stats + (size_t)group * (EXPECT_HEAD + (size_t)p->n_heads *
-                                                         (2 * padded + triangle_words(padded)));
+    return p->stats + (size_t)group * expect_words(p->layout.k_dim, p->n_heads);
 }
 
 /* The first query, the sum, the sum of products. */
 CUDA_INLINE float *head_stats(const struct cuda_expect *p, int32_t head)
 {
-    int32_t padded = expect_columns(p->layout.k_dim);
-
     return group_stats(p, head / p->n_heads) + EXPECT_HEAD +
-           (size_t)(head % p->n_heads) * (2 * padded + triangle_words(padded));
+           (size_t)(head % p->n_heads) * expect_head_words(p->layout.k_dim);
 }
 
 /* Its K head among those of all groups. */

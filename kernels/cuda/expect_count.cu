@@ -24,7 +24,7 @@ CUDA_INLINE void bare_query(const struct cuda_expect *p, const struct expect_pai
     const float *balance = p->s.balance ? p->s.balance + (size_t)k_head_of(p, head) * dim : NULL;
     const int lane = (int)threadIdx.x % WARP;
 
-    for (int32_t d = lane; d < expect_columns(dim); d += WARP) {
+    for (int32_t d = lane; d < expect_padded(dim); d += WARP) {
         to[d] = d < dim ? from[d] : 0.0f;
     }
     __syncwarp(); /* to: each lane wrote its own, others read them next */
@@ -58,7 +58,7 @@ CUDA_KERNEL void __launch_bounds__(COUNT_THREADS, COUNT_BLOCKS)
 {
     __shared__ float query[HEAD_MAX];
     int32_t head = (int32_t)blockIdx.x;
-    int32_t padded = expect_columns(p.layout.k_dim);
+    int32_t padded = expect_padded(p.layout.k_dim);
     float *stats = head_stats(&p, head);
 
     if (group_stats(&p, head / p.n_heads)[0] != 0) {
@@ -68,7 +68,7 @@ CUDA_KERNEL void __launch_bounds__(COUNT_THREADS, COUNT_BLOCKS)
         bare_query(&p, &freq, p.first, head, query);
     }
     __syncthreads(); /* query: by the first warp, read by all */
-    for (int32_t i = (int32_t)threadIdx.x; i < 2 * padded + triangle_words(padded);
+    for (int32_t i = (int32_t)threadIdx.x; i < (int32_t)expect_head_words(p.layout.k_dim);
          i += COUNT_THREADS) {
         stats[i] = i < padded ? query[i] : 0.0f;
     }
@@ -79,11 +79,11 @@ CUDA_KERNEL void __launch_bounds__(COUNT_THREADS, COUNT_BLOCKS)
 {
     __shared__ float rows[COUNT_ROWS][HEAD_MAX];
     int32_t head = (int32_t)blockIdx.x;
-    int32_t padded = expect_columns(p.layout.k_dim);
+    int32_t padded = expect_padded(p.layout.k_dim);
     float *first = head_stats(&p, head);
     float *sum = first + padded;
     int32_t unit = (int32_t)(blockIdx.y * COUNT_THREADS + threadIdx.x);
-    bool works = p.cov && unit < triangle_words(padded) / EXPECT_LANES;
+    bool works = p.cov && unit < expect_triangle(p.layout.k_dim) / EXPECT_LANES;
     float *products = sum + padded + (size_t)unit * EXPECT_LANES;
     float acc[EXPECT_LANES] = {};
     float own[HEAD_MAX / COUNT_THREADS] = {};

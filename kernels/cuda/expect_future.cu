@@ -6,8 +6,6 @@
  * element by element, turned by pairs of rows and by pairs of columns, and for rotated keys
  * transformed row by row and column by column, a warp each. */
 
-#include <cmath>
-
 #include "kernels/cuda/expect.cuh"
 
 enum { FUTURE_THREADS = 256 };
@@ -35,7 +33,7 @@ CUDA_INLINE void future_square(const struct cuda_expect *p, const struct expect_
         int32_t hi = i > j ? i : j;
         int32_t lo = i > j ? j : i;
 
-        square[u] = hi < dim ? (products[triangle_row(hi) + lo] / n - sum[hi] / n * (sum[lo] / n)) *
+        square[u] = hi < dim ? (products[expect_row(hi) + lo] / n - sum[hi] / n * (sum[lo] / n)) *
                                    half
                              : 0.0f;
     }
@@ -123,7 +121,7 @@ CUDA_KERNEL void __launch_bounds__(FUTURE_THREADS)
     __shared__ float line[FUTURE_THREADS / WARP][HEAD_MAX];
     const int32_t head = (int32_t)blockIdx.x;
     const int32_t dim = p.layout.k_dim;
-    const int32_t padded = expect_columns(dim);
+    const int32_t padded = expect_padded(dim);
     const float *first = head_stats(&p, head);
     const float *sum = first + padded;
     const float n = group_stats(&p, head / p.n_heads)[0];
@@ -160,17 +158,10 @@ CUDA_KERNEL void __launch_bounds__(FUTURE_THREADS)
     }
 }
 
-/* Mean of e^(i angle p) over p in [pos, pos + n): a sum of a geometric series. */
 void cuda_expect_turns(const struct ops_expect *p, struct expect_pairs *ret)
 {
     for (int32_t i = 0; i < p->rope->n_dims / 2 && p->rope->form != OPS_ROPE_NONE; i++) {
-        double angle = (double)p->rope->inv_freq[i];
-        double half = sin(angle / 2);
-        double size = half == 0 ? 1 : sin(p->ahead * angle / 2) / (p->ahead * half);
-        double middle = angle * (p->pos + (p->ahead - 1) / 2.0);
-
-        ret->a[i] = (float)(size * cos(middle));
-        ret->b[i] = (float)(size * sin(middle));
+        expect_mean_turn((double)p->rope->inv_freq[i], p->pos, p->ahead, &ret->a[i], &ret->b[i]);
     }
 }
 
