@@ -276,6 +276,25 @@ static void no_early_edges(void)
     expect_clean("no early edges");
 }
 
+/* An engine that has answered a request, of which the log has the decode steps; NULL: none. */
+static struct engine *decode_logged(const char *model, const char *kv)
+{
+    struct engine *e = NULL;
+    struct error err = {0};
+
+    fake.start(&fake_devices[SM_90]);
+    expect(fake_engine(model, kv, 1, &e, &err) == 0, "%s", err.text);
+    if (!e) {
+        return NULL;
+    }
+    expect(fake_submit(e, &err) == 0 && engine_step(e, fake_ignore, NULL) > 0, "a prompt: %s",
+           err.text);
+    fake.log_clear();
+    while (engine_step(e, fake_ignore, NULL) > 0) {
+    }
+    return e;
+}
+
 /* Layers score their slots at different tokens: behind the step, so that all steps are one graph.
  */
 static void scores_behind_the_graph(void)
@@ -283,21 +302,14 @@ static void scores_behind_the_graph(void)
     static const char *const kernels[] = {"expect_future", "expect_keys", "expect_softmax",
                                           "expect_scores"};
     const struct fake_call *c;
-    struct engine *e = NULL;
-    struct error err = {0};
+    struct engine *e;
     int n_launches = 0;
     int n_scores = 0;
     int n;
 
-    fake.start(&fake_devices[SM_90]);
-    expect(fake_engine("stories260K", "expected:20,every=5", 1, &e, &err) == 0, "%s", err.text);
+    e = decode_logged("stories260K", "expected:20,every=5");
     if (!e) {
         return;
-    }
-    expect(fake_submit(e, &err) == 0 && engine_step(e, fake_ignore, NULL) > 0, "a prompt: %s",
-           err.text);
-    fake.log_clear();
-    while (engine_step(e, fake_ignore, NULL) > 0) {
     }
     c = fake.log(&n);
     for (int i = 0; i < n; i++) {
@@ -335,8 +347,7 @@ static void graph_that_foretells(void)
     const char *want[MOST] = {"embed"};
     int n_want = 1;
     const struct fake_call *c;
-    struct engine *e = NULL;
-    struct error err = {0};
+    struct engine *e;
     int n_nodes = 0;
     int n_launches = 0;
     int n;
@@ -360,15 +371,9 @@ static void graph_that_foretells(void)
     for (int i = 0; i < 4; i++) {
         want[n_want++] = last[i];
     }
-    fake.start(&fake_devices[SM_90]);
-    expect(fake_engine("cache_model", "infinigen:count=9", 1, &e, &err) == 0, "%s", err.text);
+    e = decode_logged("cache_model", "infinigen:count=9");
     if (!e) {
         return;
-    }
-    expect(fake_submit(e, &err) == 0 && engine_step(e, fake_ignore, NULL) > 0, "a prompt: %s",
-           err.text);
-    fake.log_clear();
-    while (engine_step(e, fake_ignore, NULL) > 0) {
     }
     c = fake.log(&n);
     for (int i = 0; i < n; i++) {
