@@ -122,7 +122,10 @@ static void make(struct model *m, struct ops_weight *w, enum dtype type, int32_t
     float *f = calloc((size_t)cols, sizeof(float));
     struct error e = {0};
 
-    (void)dtype_row_bytes(type, (uint64_t)cols, &row_bytes);
+    if (!dtype_row_bytes(type, (uint64_t)cols, &row_bytes)) {
+        printf("bench_dense: %d values are no whole blocks of %s\n", cols, dtype_info(type)->name);
+        exit(2);
+    }
     data = malloc((size_t)row_bytes * (size_t)rows);
     for (int32_t k = 0; k < cols; k++) {
         f[k] =
