@@ -6,7 +6,7 @@
 
 DIR holds *.jinja files. Without it they come from the source package of llama-cpp-python on PyPI, which is fetched
 once into the cache ($XDG_CACHE_HOME/pipit). Byte for byte the same text on every conversation of jinja_oracle.py, an
-error where Jinja2 has one, and every byte of a user's or tool's marked so. With PIPIT_PHASE one case of three.
+error where Jinja2 has one, and every byte of a user's or tool's marked so. With PIPIT_PHASE one case of six.
 Exit 77 without Jinja2 or the package."""
 
 import json
@@ -84,7 +84,7 @@ def main():
     sources = {p.stem: p.read_text() for p in sorted(folder.glob("*.jinja"))}
     cases = [(t, c) for t in sources for c in talks]
     if phase := os.environ.get("PIPIT_PHASE"):
-        cases = [x for i, x in enumerate(cases) if (i + i // 3 + int(phase)) % 3 == 0]
+        cases = [x for i, x in enumerate(cases) if (i + i // 6 + int(phase)) % 6 == 0]
     lines = "".join(json.dumps({"template": sources[t], "vars": talks[c]}) + "\n" for t, c in cases)
     out = subprocess.run([sys.argv[1], str(oracle.NOW)], input=lines, stdout=subprocess.PIPE, text=True, check=True,
                          encoding="utf-8").stdout.split("\n")
