@@ -514,7 +514,6 @@ static void destroy(struct backend *be)
         }
     }
     cuda_queue_destroy(cu);
-    free(cu->behind);
     (void)cudaFreeHost(cu->stage);
     free(cu);
 }
@@ -674,8 +673,7 @@ static int create(const struct backend_config *config, struct backend **ret, str
     }
     cu->be.ops = &cuda_backend;
     cu->wait_asleep = config->wait_asleep;
-    cu->behind = static_cast<struct cuda_behind *>(calloc(CUDA_BEHIND, sizeof(*cu->behind)));
-    r = cu->behind ? cuda_queue_create(cu) : -ENOMEM;
+    r = cuda_queue_create(cu);
     r = r < 0 ? error_set(reterr, r, "no memory for the cuda backend") : open_device(cu, reterr);
     r = r < 0 ? r : cuda_lt_create(cu, config->prefill, reterr);
     if (r < 0) {

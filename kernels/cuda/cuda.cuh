@@ -31,7 +31,6 @@ enum {
     CUDA_ALIGN = 256,     /* of what lies in one allocation */
     CUDA_GRAIN = 2 << 20, /* what the driver rounds an allocation up to, */
     CUDA_ALLOCS = 26,     /* of which an engine makes at most so many */
-    CUDA_BEHIND = 256,    /* stores whose slots are scored behind one step */
     CUDA_MAPPED = 256,    /* allocations of the host's memory that kernels reach */
     CUDA_SAMPLE_ROWS = 32,     /* drawn for in one launch */
     CUDA_SAMPLE_GROUPS = 2048, /* that a row's logits fall into (sample.cu) */
@@ -89,7 +88,6 @@ struct cuda_codes; /* codes.cuh */
 #define CUDA_CODES_BYTES(pad) ((uint64_t)(pad) + 3 * sizeof(float) * ((uint64_t)(pad) / 32))
 
 struct cuda_queue; /* queue.cu */
-struct cuda_behind; /* expect.cuh */
 struct cuda_lt;    /* cublas.cu */
 
 struct cuda {
@@ -120,8 +118,6 @@ struct cuda {
     uint64_t slab_bytes, slab_used;
     int32_t slab_weights;
     bool lost;
-    struct cuda_behind *behind; /* (CUDA_BEHIND) */
-    int n_behind;
     struct cuda_lt *lt; /* cublasLt (cublas.cu), or NULL */
     char lt_text[240];
     char device_name[96];
@@ -373,8 +369,6 @@ int cuda_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int cuda_victim(struct backend *be, const struct ops_victim *p);
 int cuda_cut(struct backend *be, const struct ops_cut *p);
 int cuda_expect(struct backend *be, const struct ops_expect *p);
-/* Scores that the step put off; of the queue, once its list is handed over. */
-int cuda_expect_behind(struct cuda *cu);
 int cuda_kv_export(struct backend *be, const struct ops_kv_slots *p);
 int cuda_kv_import(struct backend *be, const struct ops_kv_slots *p);
 int cuda_sample(struct backend *be, const struct ops_sample *p);

@@ -13,7 +13,7 @@
  * 0.1 ms of an H200's f32 rate, once every 64 tokens a layer (pipit-kbench: "expected"). It has run
  * in the emulator only.
  *
- * In a decode step scores are made behind the step (cuda_expect_behind): its list of kernels stays
+ * In a decode step scores are made behind the step (cuda_queue_put_off): its list of kernels stays
  * the same whichever layer has its turn, and so does its graph. Nothing of the step reads them. */
 
 #include <cerrno>
@@ -217,7 +217,7 @@ CUDA_KERNEL void __launch_bounds__(SCORE_THREADS, BLOCKS) expect_scores(struct c
 
 /* ---- the operation -------------------------------------------------------------------------- */
 
-static int score(struct cuda *cu, const struct cuda_expect *p, const struct expect_pairs *turn)
+int cuda_expect_score(struct cuda *cu, const struct cuda_expect *p, const struct expect_pairs *turn)
 {
     unsigned pages = cuda_div_up((uint64_t)p->s.n_slots, OPS_PAGE_SLOTS);
     unsigned groups = (unsigned)p->layout.n_groups;
@@ -239,17 +239,6 @@ static int score(struct cuda *cu, const struct cuda_expect *p, const struct expe
         CUDA_LAUNCH(cu, dim3(pages, groups), dim3(SCORE_THREADS), 0, expect_scores, *p);
         r = cuda_launched(cu, "expect_scores");
     }
-    return r;
-}
-
-int cuda_expect_behind(struct cuda *cu)
-{
-    int r = 0;
-
-    for (int i = 0; i < cu->n_behind; i++) {
-        r = r < 0 ? r : score(cu, &cu->behind[i].p, &cu->behind[i].turn);
-    }
-    cu->n_behind = 0;
     return r;
 }
 
@@ -292,9 +281,5 @@ int cuda_expect(struct backend *be, const struct ops_expect *o)
         return r;
     }
     cuda_expect_turns(o, &turn);
-    if (cuda_queue_writes(cu) && cu->n_behind < CUDA_BEHIND) {
-        cu->behind[cu->n_behind++] = {p, turn};
-        return 0;
-    }
-    return score(cu, &p, &turn);
+    return cuda_queue_put_off(cu, &p, &turn) ? 0 : cuda_expect_score(cu, &p, &turn);
 }

@@ -35,11 +35,12 @@ struct expect_pairs {
     float b[CUDA_ROPE_PAIRS];
 };
 
-/* Scores that are made behind the step. */
-struct cuda_behind {
-    struct cuda_expect p;
-    struct expect_pairs turn;
-};
+/* Scores slots now; put off: behind the step that is being written down, once its list is handed
+ * over. False if no step is, or it has put off as many as the queue keeps. */
+int cuda_expect_score(struct cuda *cu, const struct cuda_expect *p,
+                      const struct expect_pairs *turn);
+bool cuda_queue_put_off(struct cuda *cu, const struct cuda_expect *p,
+                        const struct expect_pairs *turn);
 
 /* Pairs for cuda_expect_future(). */
 void cuda_expect_turns(const struct ops_expect *p, struct expect_pairs *ret);

@@ -44,7 +44,8 @@ enum {
      * Not measured on a device. */
     GRAPH_BYTES = QUEUE_BYTES + QUEUE_MAX * 1024 + CUDA_GRAIN,
     QUEUE_SEEN = 16,
-    BACK_MIN = 64, /* lists */
+    QUEUE_BEHIND = 256, /* stores whose slots are scored behind one step */
+    BACK_MIN = 64,      /* lists */
     BACK_MAX = 1 << 20,
 };
 
@@ -83,13 +84,17 @@ struct cuda_queue {
         int32_t n_cols;
         const uint8_t *reads;
     } offer; /* of the last call (cuda_call_offer) */
+    struct {
+        struct cuda_expect p;
+        struct expect_pairs turn;
+    } behind[QUEUE_BEHIND]; /* scores for when the list is handed over */
+    int n_behind;
     uint8_t *bytes;
 };
 
 uint64_t cuda_queue_bytes(void)
 {
-    return sizeof(struct cuda_queue) + (uint64_t)(QUEUE_GRAPHS + 1) * QUEUE_BYTES +
-           CUDA_BEHIND * sizeof(struct cuda_behind);
+    return sizeof(struct cuda_queue) + (uint64_t)(QUEUE_GRAPHS + 1) * QUEUE_BYTES;
 }
 
 uint64_t cuda_graph_bytes(void)
@@ -508,9 +513,26 @@ static int hand_over(struct cuda *cu)
 
 int cuda_queue_flush(struct cuda *cu)
 {
+    struct cuda_queue *q = cu->queue;
     int r = hand_over(cu);
 
-    return r < 0 ? (cu->n_behind = 0, r) : cuda_expect_behind(cu);
+    for (int i = 0; i < q->n_behind && r >= 0; i++) {
+        r = cuda_expect_score(cu, &q->behind[i].p, &q->behind[i].turn);
+    }
+    q->n_behind = 0;
+    return r;
+}
+
+bool cuda_queue_put_off(struct cuda *cu, const struct cuda_expect *p,
+                        const struct expect_pairs *turn)
+{
+    struct cuda_queue *q = cu->queue;
+
+    if (!q->active || q->n_behind == QUEUE_BEHIND) {
+        return false;
+    }
+    q->behind[q->n_behind++] = {*p, *turn};
+    return true;
 }
 
 /* ---- writing down --------------------------------------------------------------------------- */
