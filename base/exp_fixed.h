@@ -3,10 +3,12 @@
 #define PIPIT_BASE_EXP_FIXED_H
 
 /* The exp that decides which token is drawn: of the host's sampler, of kernels/ref/ and, in the
- * same operations, of the cuda backend. */
+ * same operations, of the cuda backend; and how its values are summed. */
 
 #include <stdint.h>
 #include <string.h>
+
+#include "base/device.h"
 
 /* e^x for x <= 0, 0 below -87; relative error under 2e-7. x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2
  * in two parts, so that r is exact), then Taylor's polynomial to the sixth power, whose rest is
@@ -33,6 +35,30 @@ static inline float exp_fixed(float x)
     bits = (bits << 23) + 0x3f800000u; /* 2^n: the shift drops everything but n */
     memcpy(&scale, &bits, sizeof(scale));
     return x > -87.0f ? poly * scale : 0.0f;
+}
+
+/* A weight of at most 1 in units of 2^-40; 0 below. Sums of up to 2^23 of them are exact, so that
+ * they are the same in any order, by any number of threads. */
+static inline HOST_DEVICE uint64_t weight_units(float w)
+{
+    return (uint64_t)(w * 0x1p40f);
+}
+
+/* How much of `total` the share p (0 to 1) is: what a sum must reach. */
+static inline HOST_DEVICE uint64_t units_share(double p, uint64_t total)
+{
+    double share = p * (double)total;
+
+    return share < (double)total ? (uint64_t)share : total;
+}
+
+/* Which unit of `total` (above 0) the draw u (0 to below 1) falls on: the token is the first whose
+ * sum with those before it is above. */
+static inline HOST_DEVICE uint64_t units_drawn(double u, uint64_t total)
+{
+    uint64_t at = units_share(u, total);
+
+    return at < total ? at : total - 1;
 }
 
 #endif

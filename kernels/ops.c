@@ -72,8 +72,7 @@ uint64_t ops_kv_slot_bytes(const struct ops_kv_layout *l)
 
 bool ops_sample_covers(const struct ops_sample_row *row, int32_t n_vocab)
 {
-    return row->temperature <= 0 ||
-           (row->top_k > 0 && row->top_k <= OPS_SAMPLE_MAX_K && row->top_k < n_vocab);
+    return row->temperature <= 0 || row->top_k <= OPS_SAMPLE_MAX_K || row->top_k >= n_vocab;
 }
 
 float ops_alibi_slope(int32_t head, int32_t n_heads, float max)

@@ -181,13 +181,15 @@ struct ops_mul {
     float scale;
 };
 
-/* One token a row, drawn from its logits by the engine's sampler: greedy with temperature 0 (ties: the
- * lower id), else the top_k largest, of those in falling order the fewest whose e^(l - max) sum to top_p
- * of all of them, of those the ones with at least min_p, and one draw of e^((l - max) / temperature) in
- * falling order, by rng_draw(seed, index). The same token, to the bit of every
- * weight, as sampler_sample() gives without penalties. -1: a NaN or +inf among the logits, or all -inf.
- * Rows that are drawn for (ops_sample_covers): greedy ones, and those with top_k from 1 to
- * OPS_SAMPLE_MAX_K and below n_vocab. -ENOTSUP where some row is none; the host then draws. */
+/* One token a row, drawn from its logits by the engine's sampler: greedy with temperature 0 (ties:
+ * the lower id), else the top_k largest, of those in falling order the fewest whose e^(l - max) sum
+ * to top_p of all of them, of those the ones with at least min_p, and one draw of
+ * e^((l - max) / temperature) by rng_draw(seed, index): in falling order with top_k, in order of id
+ * without (0, or n_vocab and more). Sums are of integers (weight_units), so that any number of
+ * threads may make them. The same token as sampler_sample() gives without penalties. -1: a NaN or
+ * +inf among the logits, or all -inf. Rows that are drawn for (ops_sample_covers): all but those
+ * whose top_k is above OPS_SAMPLE_MAX_K and below n_vocab. -ENOTSUP where some row is none; the
+ * host then draws. */
 enum { OPS_SAMPLE_MAX_K = 1024 };
 
 struct ops_sample_row {

@@ -145,6 +145,14 @@ static int sample_round(struct kbench *k, void *arg, int n)
 
 int kbench_sampling(struct kbench *k, struct error *e)
 {
+    static const struct {
+        const char *name;
+        struct ops_sample_row row;
+    } kinds[] = {
+        {"sample greedy", {.temperature = 0, .top_p = 1}},
+        {"sample top_k 40", {.temperature = 0.7f, .top_p = 0.95f, .top_k = 40}},
+        {"sample all", {.temperature = 0.7f, .top_p = 0.95f, .min_p = 0.05f}}, /* the default */
+    };
     static const int n_rows[] = {1, 8};
     const int32_t n_vocab = k->small ? 2048 : 128256;
     struct ops_sample_row rows[8];
@@ -153,27 +161,25 @@ int kbench_sampling(struct kbench *k, struct error *e)
     void *ids = NULL;
     int r;
 
-    if (!kbench_wants(k, "sample greedy") && !kbench_wants(k, "sample top_k")) {
+    if (!kbench_wants(k, kinds[0].name) && !kbench_wants(k, kinds[1].name) &&
+        !kbench_wants(k, kinds[2].name)) {
         return 0;
     }
     r = kbench_fill(k, (uint64_t)n_vocab * 8 * 4, &logits, e);
     r = r ? r : k->ops->alloc(k->be, 256, "ids", &ids, e);
     s.logits = logits;
     s.ids = ids;
-    for (int i = 0; i < 4 && !r; i++) {
-        bool greedy = i < 2;
+    for (int i = 0; i < 6 && !r; i++) {
         char name[64];
         double ns;
 
         for (int row = 0; row < 8; row++) {
-            rows[row] = (struct ops_sample_row){.temperature = greedy ? 0 : 0.7f,
-                                                .top_p = greedy ? 1 : 0.95f,
-                                                .top_k = greedy ? 0 : 40,
-                                                .seed = 5};
+            rows[row] = kinds[i / 2].row;
+            rows[row].seed = 5;
         }
         s.n_rows = n_rows[i % 2];
-        (void)snprintf(name, sizeof(name), "sample %s, %d rows of %d",
-                       greedy ? "greedy" : "top_k 40", s.n_rows, n_vocab);
+        (void)snprintf(name, sizeof(name), "%s, %d rows of %d", kinds[i / 2].name, s.n_rows,
+                       n_vocab);
         if (kbench_wants(k, name)) {
             r = kbench_time(k, sample_round, &s, k->small ? 1 : 16, &ns, e);
             if (!r) {

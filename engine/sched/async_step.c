@@ -22,7 +22,8 @@
  * after AHEAD_MOST tokens a row, or when somebody knocks (sched_notice).
  *
  * The host draws where it must see logits: penalties, log-probabilities, a client's logits, forced
- * tokens, drafts, no top_k, a policy with early exit. What is drawn is the same either way. */
+ * tokens, drafts, a top_k above 1,024, a policy with early exit. What is drawn is the same either
+ * way. */
 
 #include <assert.h>
 #include <errno.h>

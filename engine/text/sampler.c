@@ -7,8 +7,8 @@
  * compilers turn into vector code. With top_k off and top_p on, the best 256 are tried first, then
  * sixteen times as many, until they hold p of the whole; sorting everything is the last resort.
  *
- * All sums that decide anything are made in a fixed order, and exp is exp_fixed(): no libm
- * function, thread count or instruction set has a say in which token comes. */
+ * All sums that decide anything are of integers, and exp is exp_fixed(): no libm function, thread
+ * count, instruction set or device has a say in which token comes. */
 
 #include "engine/text/sampler.h"
 
@@ -207,23 +207,29 @@ static const float *penalize(const struct sampler *s, struct sampler_scratch *x,
     return x->logits;
 }
 
-/* How many of the n best are needed for p of what they hold together; 0: rounding left none over.
- */
+/* Of a logit at distance `d` (<= 0) from the best. */
+static uint64_t mass_at(float d)
+{
+    return weight_units(exp_fixed(d));
+}
+
+/* How many of the n best are needed for p of what they hold together. */
 static int32_t nucleus(const struct sampler_alt *best, int32_t n, float p)
 {
-    double total = 0;
-    double sum = 0;
+    uint64_t total = 0;
+    uint64_t sum = 0;
+    uint64_t need;
+    int32_t i = 0;
 
-    for (int32_t i = 0; i < n; i++) {
-        total += (double)exp_fixed(best[i].logprob - best[0].logprob);
+    for (int32_t k = 0; k < n; k++) {
+        total += mass_at(best[k].logprob - best[0].logprob);
     }
-    for (int32_t i = 0; i < n; i++) {
-        sum += (double)exp_fixed(best[i].logprob - best[0].logprob);
-        if (sum >= (double)p * total) {
-            return i + 1;
-        }
-    }
-    return 0;
+    need = units_share((double)p, total);
+    do {
+        sum += mass_at(best[i].logprob - best[0].logprob);
+        i++;
+    } while (sum < need && i < n);
+    return i;
 }
 
 /* Which bucket a logit at distance `d` (0 to inf) from the best belongs to. */
@@ -232,23 +238,26 @@ static int bucket_of(float d)
     return d < (float)(BUCKETS - 1) / BUCKETS_A_UNIT ? (int)(d * BUCKETS_A_UNIT) : BUCKETS - 1;
 }
 
-/* The last token inside the nucleus of all logits; id -1: all are in it. Uses the scratch. */
+/* The last token inside the nucleus of all logits. Uses the scratch. */
 static struct sampler_alt find_cut(const float *l, float max, float top_p,
                                    struct sampler_scratch *x)
 {
-    double mass[BUCKETS] = {0};
-    double total = 0;
-    double sum = 0;
+    uint64_t mass[BUCKETS] = {0};
+    uint64_t total = 0;
+    uint64_t sum = 0;
+    uint64_t need;
     int32_t n = 0;
+    int32_t last = 0;
     int cut = 0;
 
     for (int32_t i = 0; i < x->n_vocab; i++) {
-        mass[bucket_of(max - l[i])] += (double)exp_fixed(l[i] - max);
+        mass[bucket_of(max - l[i])] += mass_at(l[i] - max);
     }
     for (int b = 0; b < BUCKETS; b++) {
         total += mass[b];
     }
-    while (cut < BUCKETS - 1 && sum + mass[cut] < (double)top_p * total) {
+    need = units_share((double)top_p, total);
+    while (sum + mass[cut] < need) {
         sum += mass[cut++];
     }
     for (int32_t i = 0; i < x->n_vocab; i++) {
@@ -258,13 +267,12 @@ static struct sampler_alt find_cut(const float *l, float max, float top_p,
         }
     }
     sort_heap(x->sorted, n);
-    for (int32_t i = 0; i < n; i++) {
-        sum += (double)exp_fixed(x->sorted[i].logprob - max);
-        if (sum >= (double)top_p * total) {
-            return x->sorted[i];
-        }
+    sum += mass_at(x->sorted[0].logprob - max);
+    while (sum < need) {
+        last++;
+        sum += mass_at(x->sorted[last].logprob - max);
     }
-    return (struct sampler_alt){-1, 0};
+    return x->sorted[last];
 }
 
 /* top_k and top_p: the survivors in falling order with top_k, else in order of id; returns how
@@ -277,8 +285,7 @@ static int32_t truncate(const struct sampler_params *p, const float *l, float ma
 
     if (p->top_k > 0 && p->top_k < x->n_vocab) {
         select_best(l, x->n_vocab, p->top_k, x->sorted);
-        n = p->top_p < 1 ? nucleus(x->sorted, p->top_k, p->top_p) : 0;
-        return n > 0 ? n : p->top_k;
+        return p->top_p < 1 ? nucleus(x->sorted, p->top_k, p->top_p) : p->top_k;
     }
     if (p->top_p < 1) {
         cut = find_cut(l, max, p->top_p, x);
@@ -308,25 +315,20 @@ static int32_t drop_small(float min_p, struct sampler_alt *c, int32_t n, float m
 
 static int32_t draw(struct sampler_alt *c, int32_t n, float max, float temperature, double u)
 {
-    double total = 0;
-    double sum = 0;
-    int32_t last = 0;
+    uint64_t total = 0;
+    uint64_t sum = 0;
+    uint64_t at;
+    int32_t i = 0;
 
-    for (int32_t i = 0; i < n; i++) {
-        c[i].logprob = exp_fixed((c[i].logprob - max) / temperature);
-        total += (double)c[i].logprob;
+    for (int32_t k = 0; k < n; k++) {
+        c[k].logprob = exp_fixed((c[k].logprob - max) / temperature);
+        total += weight_units(c[k].logprob);
     }
-    for (int32_t i = 0; i < n; i++) {
-        if (c[i].logprob <= 0) {
-            continue;
-        }
-        last = i;
-        sum += (double)c[i].logprob;
-        if (u * total < sum) {
-            break;
-        }
+    at = units_drawn(u, total);
+    while ((sum += weight_units(c[i].logprob)) <= at) {
+        i++;
     }
-    return c[last].id;
+    return c[i].id;
 }
 
 static int32_t find(const float *l, int32_t n, float value)

@@ -125,6 +125,8 @@ uint64_t cuda_scratch(const struct backend_limits *l, struct cuda_lt_use lt, uin
     take(&t, expects * dims * dims, &ret->expect_square);
     take(&t, expects * 2, &ret->expect_tops);
     take(&t, (uint64_t)CUDA_SAMPLE_ROWS * CUDA_SAMPLE_GROUPS, &ret->sample_best);
+    take(&t, (uint64_t)CUDA_SAMPLE_ROWS * CUDA_SAMPLE_GROUPS, &ret->sample_mass);
+    take(&t, (uint64_t)CUDA_SAMPLE_ROWS * 2, &ret->sample_bounds);
     ret->bytes = t.used;
     take(&t, 3 * heads, &ret->arrived);
     take(&t, CUDA_SAMPLE_ROWS, &ret->sample_arrived);

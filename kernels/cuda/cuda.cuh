@@ -74,6 +74,8 @@ struct cuda_scratch {
     float *expect_square;       /* (heads, padded dim, padded dim) */
     float *expect_tops;         /* (heads, 2) */
     uint64_t *sample_best;      /* (CUDA_SAMPLE_ROWS, CUDA_SAMPLE_GROUPS) */
+    uint64_t *sample_mass;      /* the same: by distance from the best (sample_all.cu) */
+    uint64_t *sample_bounds;    /* (CUDA_SAMPLE_ROWS, 2): the first key, the last that is left */
     uint64_t bytes;   /* of all that comes before, which pieces may overwrite; behind it: */
     uint32_t *arrived; /* (3 heads) blocks at a head (gemm_heads.cuh): 0 between launches */
     uint32_t *sample_arrived; /* (CUDA_SAMPLE_ROWS) blocks at a row: 0 between launches */

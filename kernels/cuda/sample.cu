@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From logits to tokens without the host (ops.h ops_sample): to the bit what the engine's sampler
- * draws, for greedy rows and for those with top_k.
+/* From logits to tokens without the host (ops.h ops_sample): the engine's sampler's token, for
+ * greedy rows and for those with top_k; sample_all.cu draws for those without.
  *
  * Blocks share a row. Its logits fall into at most 2048 groups that lie one behind the other; a
  * warp finds the best of a group. The block that ends last (a counter, as in gemm_heads.cuh) goes
@@ -11,67 +11,12 @@
  * (many ties) take the k-th best by radix over all logits (topk.cuh). Order: the largest logit
  * first, ties to the lower id.
  *
- * The weights are computed by as many threads. One thread adds them, in falling order, in double,
- * as the host does: that order is the result. exp and products are rounded one by one. */
+ * The weights are computed by as many threads; one thread adds them, as integers. exp and products
+ * are rounded one by one. */
 
 #include <cerrno>
-#include <cfloat>
 
-#include "kernels/cuda/topk.cuh"
-
-extern "C" {
-#include "base/rng.h"
-}
-
-enum {
-    SAMPLE_ROWS = CUDA_SAMPLE_ROWS,
-    SAMPLE_K = OPS_SAMPLE_MAX_K,
-    GROUPS = CUDA_SAMPLE_GROUPS,
-    WARP_GROUPS = 2 /* a warp's, in phase 1 */
-};
-
-static_assert((int)SAMPLE_K == (int)TOPK_THREADS, "a thread for each of the best");
-static_assert((int)GROUPS == 2 * TOPK_THREADS, "two are a thread's");
-
-struct sample {
-    const float *logits;
-    int32_t *ids;
-    uint64_t *best;    /* (rows, GROUPS) */
-    uint32_t *arrived; /* (rows) */
-    int32_t ld, n_vocab;
-    int32_t n_groups, group; /* how many, and logits of each */
-    struct ops_sample_row row[SAMPLE_ROWS];
-};
-
-struct ranked_logits {
-    const float *l;
-};
-
-CUDA_INLINE uint64_t topk_key(const struct ranked_logits *c, int32_t list, int32_t id)
-{
-    return (uint64_t)~topk_sortable(c->l[id]) << 32 | (uint32_t)id;
-}
-
-/* The sampler's e^x for x <= 0, in its operations. */
-CUDA_INLINE float sample_exp(float x)
-{
-    float clamped = x > -87.0f ? x : -87.0f;
-    float shifted = __fadd_rn(__fmul_rn(clamped, 1.44269504f), 0x1.8p23f);
-    float n = __fsub_rn(shifted, 0x1.8p23f);
-    float r =
-        __fsub_rn(__fsub_rn(clamped, __fmul_rn(n, 0x1.62e4p-1f)), __fmul_rn(n, 0x1.7f7d1cp-20f));
-    float poly = 1.0f / 720;
-
-    poly = __fadd_rn(__fmul_rn(poly, r), 1.0f / 120);
-    poly = __fadd_rn(__fmul_rn(poly, r), 1.0f / 24);
-    poly = __fadd_rn(__fmul_rn(poly, r), 1.0f / 6);
-    poly = __fadd_rn(__fmul_rn(poly, r), 0.5f);
-    poly = __fadd_rn(__fmul_rn(poly, r), 1.0f);
-    poly = __fadd_rn(__fmul_rn(poly, r), 1.0f);
-    return x > -87.0f
-               ? __fmul_rn(poly, __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u))
-               : 0.0f;
-}
+#include "kernels/cuda/sample.cuh"
 
 CUDA_INLINE uint64_t warp_least(uint64_t key)
 {
@@ -119,8 +64,6 @@ CUDA_INLINE uint64_t least_key(uint64_t key, uint64_t *part)
     return warp_least(part[threadIdx.x % WARP]);
 }
 
-static_assert((int)TOPK_WARPS == 32, "a lane each");
-
 /* A limit that at least k of the groups' best are within: at most 2k of them, if ties allow. `own`:
  * two of them, this thread's; `least`: of all. */
 CUDA_INLINE uint64_t limit_of(const uint64_t own[2], uint64_t least, int32_t k)
@@ -163,15 +106,17 @@ CUDA_INLINE void collect(const struct ranked_logits *c, int32_t from, int32_t en
 /* Of the n best in falling order, weights w relative to the first: how many top_p leaves. */
 CUDA_INLINE int32_t nucleus(const float *w, int32_t n, float top_p)
 {
-    double total = 0;
-    double sum = 0;
+    uint64_t total = 0;
+    uint64_t sum = 0;
+    uint64_t need;
 
     for (int32_t i = 0; i < n; i++) {
-        total += (double)w[i];
+        total += weight_units(w[i]);
     }
+    need = units_share((double)top_p, total);
     for (int32_t i = 0; i < n; i++) {
-        sum += (double)w[i];
-        if (sum >= (double)top_p * total) {
+        sum += weight_units(w[i]);
+        if (sum >= need) {
             return i + 1;
         }
     }
@@ -182,25 +127,23 @@ CUDA_INLINE int32_t nucleus(const float *w, int32_t n, float top_p)
  * those that min_p drops. */
 CUDA_INLINE int32_t draw(const struct ops_sample_row *r, const float *w, const float *e, int32_t n)
 {
-    double u = rng_draw(r->seed, r->index);
-    double total = 0;
-    double sum = 0;
-    int32_t last = -1;
+    uint64_t total = 0;
+    uint64_t sum = 0;
+    uint64_t at;
+    int32_t i = 0;
 
     n = r->top_p < 1 ? nucleus(w, n, r->top_p) : n;
-    for (int32_t i = 0; i < n; i++) {
-        total += (double)e[i];
+    for (int32_t k = 0; k < n; k++) {
+        total += weight_units(e[k]);
     }
-    for (int32_t i = 0; i < n; i++) {
-        if (e[i] > 0) {
-            last = i;
-            sum += (double)e[i];
-            if (u * total < sum) {
-                break;
-            }
+    at = units_drawn(rng_draw(r->seed, r->index), total);
+    for (; i < n - 1; i++) {
+        sum += weight_units(e[i]);
+        if (sum > at) {
+            break;
         }
     }
-    return last;
+    return i;
 }
 
 CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_rows(struct sample p)
@@ -226,11 +169,9 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_rows(struct sample p)
     best_of_groups(&p, &c, best);
     __syncthreads(); /* best: written by the block's warps */
     if (own == 0) {
-        __threadfence(); /* the block's part of best before the count */
-        is_last = atomicInc(&p.arrived[blockIdx.y], gridDim.x - 1) == gridDim.x - 1;
+        is_last = sample_arrives(&p.arrived[blockIdx.y]);
         n_keys = 0;
         n_groups = 0;
-        __threadfence(); /* the count before best is read */
     }
     __syncthreads(); /* is_last and the counts: written above */
     if (!is_last) {
@@ -243,9 +184,14 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_rows(struct sample p)
     }
     first = least_key(of_group[0] < of_group[1] ? of_group[0] : of_group[1], part);
     top = c.l[(uint32_t)first];
-    if (first == 0 || top < -FLT_MAX || r->temperature <= 0) {
+    first = top < -FLT_MAX ? 0 : first;
+    if (first == 0 || r->temperature <= 0 || takes_all(r, p.n_vocab)) {
         if (own == 0) {
-            p.ids[blockIdx.y] = first == 0 || top < -FLT_MAX ? -1 : (int32_t)(uint32_t)first;
+            p.ids[blockIdx.y] = first == 0 ? -1 : (int32_t)(uint32_t)first;
+            p.bounds[2 * blockIdx.y] = first;
+        }
+        for (int j = 0; j < 2 && takes_all(r, p.n_vocab); j++) {
+            p.mass[(size_t)blockIdx.y * GROUPS + own + j * TOPK_THREADS] = 0;
         }
         return;
     }
@@ -314,6 +260,8 @@ int cuda_sample(struct backend *be, const struct ops_sample *p)
         s.ld = p->ld;
         s.n_vocab = p->n_vocab;
         s.best = cu->scratch.sample_best;
+        s.mass = cu->scratch.sample_mass;
+        s.bounds = cu->scratch.sample_bounds;
         s.arrived = cu->scratch.sample_arrived;
         s.group = (int32_t)cuda_div_up((uint64_t)p->n_vocab, GROUPS * WARP) * WARP;
         s.n_groups = (int32_t)cuda_div_up((uint64_t)p->n_vocab, (uint64_t)s.group);
@@ -322,6 +270,7 @@ int cuda_sample(struct backend *be, const struct ops_sample *p)
                     dim3(cuda_div_up((uint64_t)s.n_groups, TOPK_WARPS * WARP_GROUPS), (unsigned)n),
                     dim3(TOPK_THREADS), 0, sample_rows, s);
         r = cuda_launched(cu, "sample_rows");
+        r = r < 0 ? r : cuda_sample_all(cu, &s, n);
     }
     return r;
 }

@@ -130,7 +130,7 @@ static struct engine_request request(const struct scenario *sc, int i, int32_t *
     q.sampler.temperature = sc->temperature;
     q.sampler.seed = 77 + (uint64_t)i;
     if (sc->sampled_apart) {
-        q.sampler.top_k = 5 + 9 * i;
+        q.sampler.top_k = i % 3 == 2 ? 0 : 5 + 9 * i; /* 0: of all tokens */
         q.sampler.temperature = i == 1 ? 0 : 0.7f + 0.4f * (float)i;
     }
     q.sampler.n_logprobs = sc->host_row && i == 0 ? 0 : -1;

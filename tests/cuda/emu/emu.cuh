@@ -167,6 +167,7 @@ static inline int __popc(unsigned x)
 }
 
 int atomicAdd(int *p, int v);
+unsigned long long atomicAdd(unsigned long long *p, unsigned long long v);
 unsigned atomicInc(unsigned *p, unsigned last);
 void emu_fence(const char *file, int line);
 #define __threadfence() emu_fence(__FILE__, __LINE__)

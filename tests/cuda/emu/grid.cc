@@ -35,15 +35,25 @@ int emu_any_of(int n)
 
 /* ---- between blocks -------------------------------------------------------------------------- */
 
-int atomicAdd(int *p, int v)
+template <typename T> static T add(T *p, T v)
 {
     if constexpr (EMU_BLOCKS > 1) {
         emu_order_atomic(p);
     }
-    int old = *p;
+    T old = *p;
 
     *p = old + v;
     return old;
+}
+
+int atomicAdd(int *p, int v)
+{
+    return add(p, v);
+}
+
+unsigned long long atomicAdd(unsigned long long *p, unsigned long long v)
+{
+    return add(p, v);
 }
 
 unsigned atomicInc(unsigned *p, unsigned last)

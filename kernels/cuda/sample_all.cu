@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows without top_k, as the default sampling is: every token may be drawn (ops.h ops_sample).
+ *
+ * Two kernels, whose blocks share a row as those of sample.cu do; the block that ends last goes on
+ * alone. Weights are integers, so that sums are the host's in any order.
+ *
+ *   sample_masses  where top_p is on: the mass of each 1/16 of a logit below the best, which
+ *                  sample_rows found. The last block finds the 1/16 in which the masses reach
+ *                  top_p of all, lists its tokens out of the groups whose best is there or above,
+ *                  and finds the last token that is left by radix over keys: 8 bits a pass, masses
+ *                  instead of numbers. If the list has no room, each pass reads all logits.
+ *   sample_draw    what each group of logits holds of the weights that top_p and min_p leave. The
+ *                  last block finds the group that the draw falls on, one warp the token in it.
+ *
+ * Both read a row's logits once with all of its blocks. */
+
+#include "kernels/cuda/sample.cuh"
+
+enum { BUCKETS = GROUPS, BUCKETS_A_UNIT = 16, DIGITS = 256, LANE_DIGITS = DIGITS / WARP };
+
+typedef unsigned long long units; /* what atomicAdd takes */
+
+static_assert(sizeof(units) == sizeof(uint64_t), "the same");
+
+/* Which 1/16 of a logit at distance `d` (0 to inf) from the best belongs to. */
+CUDA_INLINE int32_t bucket_of(float d)
+{
+    return d < (float)(BUCKETS - 1) / (float)BUCKETS_A_UNIT
+               ? (int32_t)(d * (float)BUCKETS_A_UNIT)
+               : BUCKETS - 1;
+}
+
+CUDA_INLINE uint64_t mass_at(float below)
+{
+    return weight_units(sample_exp(below));
+}
+
+/* Sum over the lanes up to this one. */
+CUDA_INLINE uint64_t warp_upto(uint64_t x)
+{
+    int lane = (int)threadIdx.x % WARP;
+
+    for (int m = 1; m < WARP; m *= 2) {
+        uint64_t other = __shfl_sync(ALL_LANES, x, lane >= m ? lane - m : lane);
+
+        x += lane >= m ? other : 0;
+    }
+    return x;
+}
+
+/* Sum over the block, and what is returned: over the threads before this one. `part` is shared
+ * (TOPK_WARPS). */
+CUDA_INLINE uint64_t block_before(uint64_t x, uint64_t *part, uint64_t *ret_total)
+{
+    int lane = (int)threadIdx.x % WARP;
+    uint64_t upto = warp_upto(x);
+    uint64_t own, warps;
+
+    if (lane == WARP - 1) {
+        part[threadIdx.x / WARP] = upto;
+    }
+    __syncthreads(); /* part: written above, read below */
+    own = part[lane];
+    warps = warp_upto(own);
+    *ret_total = __shfl_sync(ALL_LANES, warps, WARP - 1);
+    return __shfl_sync(ALL_LANES, warps - own, (int)threadIdx.x / WARP) + upto - x;
+}
+
+/* ---- the last token that top_p leaves ------------------------------------------------------- */
+
+/* Tokens in one bucket: listed, or all of the row's logits, of which those elsewhere are none. */
+struct in_bucket {
+    struct ranked_logits c;
+    const uint64_t *list; /* shared, or NULL */
+    float top;
+    int32_t bucket;
+};
+
+CUDA_INLINE uint64_t bucket_key(const struct in_bucket *b, int32_t i)
+{
+    if (b->list) {
+        return b->list[i];
+    }
+    return bucket_of(__fsub_rn(b->top, b->c.l[i])) == b->bucket ? topk_key(&b->c, 0, i) : TOPK_NONE;
+}
+
+/* The first of n tokens, in order of their keys, with which their mass is `need` (above 0, and not
+ * more than all of them have). `mass` is shared (DIGITS). */
+CUDA_INLINE uint64_t key_at(const struct in_bucket *b, int32_t n, uint64_t need, units *mass)
+{
+    __shared__ uint64_t prefix, left;
+    int32_t own = (int32_t)threadIdx.x;
+
+    if (own == 0) {
+        prefix = 0;
+        left = need;
+    }
+    for (int shift = 56; shift >= 0; shift -= 8) {
+        uint64_t above;
+
+        if (own < DIGITS) {
+            mass[own] = 0;
+        }
+        __syncthreads(); /* mass cleared; prefix and left of the pass before */
+        above = prefix;
+        for (int32_t i = own; i < n; i += TOPK_THREADS) {
+            uint64_t key = bucket_key(b, i);
+
+            if (key != TOPK_NONE && (shift == 56 || key >> (shift + 8) == above)) {
+                float l = b->c.l[(uint32_t)key];
+
+                atomicAdd(&mass[key >> shift & (DIGITS - 1)], (units)mass_at(__fsub_rn(l, b->top)));
+            }
+        }
+        __syncthreads(); /* mass: complete */
+        if (own < WARP) { /* a lane has eight digits, one of all is where the sum reaches `left` */
+            uint64_t want = left;
+            uint64_t sum = 0;
+
+            for (int j = 0; j < LANE_DIGITS; j++) {
+                sum += mass[own * LANE_DIGITS + j];
+            }
+            sum = warp_upto(sum) - sum;
+            for (int j = 0; j < LANE_DIGITS; j++) {
+                uint64_t m = mass[own * LANE_DIGITS + j];
+
+                if (sum < want && want <= sum + m) {
+                    prefix = above << 8 | (uint64_t)(own * LANE_DIGITS + j);
+                    left = want - sum;
+                }
+                sum += m;
+            }
+        }
+        __syncthreads(); /* prefix, left: written by one thread, read by all */
+    }
+    return prefix;
+}
+
+CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_masses(struct sample p)
+{
+    __shared__ units mass[BUCKETS];
+    __shared__ uint64_t list[GROUPS];
+    __shared__ uint64_t part[TOPK_WARPS];
+    __shared__ int32_t group[GROUPS];
+    __shared__ uint64_t left;
+    __shared__ int32_t n_list, n_groups, bucket;
+    __shared__ bool is_last;
+    const struct ops_sample_row *r = &p.row[blockIdx.y];
+    struct in_bucket b = {{p.logits + (size_t)blockIdx.y * (size_t)p.ld}, NULL, 0, 0};
+    units *of_row = (units *)p.mass + (size_t)blockIdx.y * GROUPS;
+    uint64_t first = p.bounds[2 * blockIdx.y];
+    int32_t own = (int32_t)threadIdx.x;
+    int32_t from = (int32_t)(blockIdx.x * TOPK_WARPS + threadIdx.x / WARP) * WARP_GROUPS * p.group;
+    uint64_t two[2];
+    uint64_t before, total, need, key;
+
+    if (first == 0 || r->top_p >= 1 || !takes_all(r, p.n_vocab)) { /* all blocks of the row */
+        return;
+    }
+    b.top = b.c.l[(uint32_t)first];
+    for (int j = 0; j < 2; j++) {
+        mass[own + j * TOPK_THREADS] = 0;
+    }
+    __syncthreads(); /* mass: cleared */
+    for (int32_t i = from + own % WARP; i < from + p.group; i += WARP) { /* of two groups at once */
+        float below[WARP_GROUPS];
+
+#pragma unroll
+        for (int j = 0; j < WARP_GROUPS; j++) {
+            int32_t at = i + j * p.group;
+
+            below[j] = at < p.n_vocab ? __fsub_rn(b.c.l[at], b.top) : -INFINITY;
+        }
+#pragma unroll
+        for (int j = 0; j < WARP_GROUPS; j++) {
+            uint64_t m = mass_at(below[j]);
+
+            if (m > 0) {
+                atomicAdd(&mass[bucket_of(-below[j])], (units)m);
+            }
+        }
+    }
+    __syncthreads(); /* mass: complete */
+    for (int j = 0; j < 2; j++) {
+        if (mass[own + j * TOPK_THREADS] > 0) {
+            atomicAdd(of_row + own + j * TOPK_THREADS, mass[own + j * TOPK_THREADS]);
+        }
+    }
+    __syncthreads(); /* the row's masses: the block's part is in them */
+    if (own == 0) {
+        is_last = sample_arrives(&p.arrived[blockIdx.y]);
+        n_list = 0;
+        n_groups = 0;
+    }
+    __syncthreads(); /* is_last and the counts: written above */
+    if (!is_last) {
+        return;
+    }
+    for (int j = 0; j < 2; j++) {
+        two[j] = __ldcg(of_row + 2 * own + j);
+    }
+    before = block_before(two[0] + two[1], part, &total);
+    need = units_share((double)r->top_p, total);
+    need = need > 0 ? need : 1; /* the best is always left */
+    for (int j = 0; j < 2; j++) {
+        if (before < need && need <= before + two[j]) { /* one thread's */
+            bucket = 2 * own + j;
+            left = need - before;
+        }
+        before += two[j];
+    }
+    __syncthreads(); /* bucket, left: written by one thread, read by all */
+    b.bucket = bucket;
+    for (int32_t g = own; g < p.n_groups; g += TOPK_THREADS) {
+        float best = b.c.l[(uint32_t)p.best[(size_t)blockIdx.y * GROUPS + g]];
+
+        if (bucket_of(__fsub_rn(b.top, best)) <= b.bucket) {
+            group[atomicAdd(&n_groups, 1)] = g;
+        }
+    }
+    __syncthreads(); /* group, n_groups: complete */
+    for (int32_t k = own / WARP; k < n_groups; k += TOPK_WARPS) {
+        int32_t end = min((group[k] + 1) * p.group, p.n_vocab);
+
+        for (int32_t i = group[k] * p.group + own % WARP; i < end; i += WARP) {
+            uint64_t key = bucket_key(&b, i);
+
+            if (key != TOPK_NONE) {
+                int32_t at = atomicAdd(&n_list, 1);
+
+                if (at < (int32_t)GROUPS) {
+                    list[at] = key;
+                }
+            }
+        }
+    }
+    __syncthreads(); /* list, n_list: complete */
+    b.list = n_list <= (int32_t)GROUPS ? list : NULL; /* the same for all threads */
+    key = key_at(&b, b.list ? n_list : p.n_vocab, left, mass);
+    if (own == 0) {
+        p.bounds[2 * blockIdx.y + 1] = key;
+    }
+}
+
+/* ---- the draw ------------------------------------------------------------------------------- */
+
+/* What token i weighs in the draw; `last`: the key of the last one that is left. */
+CUDA_INLINE uint64_t drawn_units(const struct ops_sample_row *r, const struct ranked_logits *c,
+                                 int32_t i, float top, uint64_t last)
+{
+    float below = __fsub_rn(c->l[i], top);
+    bool left = topk_key(c, 0, i) <= last && sample_exp(below) >= r->min_p;
+
+    return left ? mass_at(below / r->temperature) : 0;
+}
+
+CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_draw(struct sample p)
+{
+    __shared__ uint64_t part[TOPK_WARPS];
+    __shared__ uint64_t left;
+    __shared__ int32_t group;
+    __shared__ bool is_last;
+    const struct ops_sample_row *r = &p.row[blockIdx.y];
+    struct ranked_logits c = {p.logits + (size_t)blockIdx.y * (size_t)p.ld};
+    uint64_t *of_group = p.best + (size_t)blockIdx.y * GROUPS;
+    uint64_t first = p.bounds[2 * blockIdx.y];
+    int32_t own = (int32_t)threadIdx.x;
+    int32_t lane = own % WARP;
+    int32_t g = (int32_t)(blockIdx.x * TOPK_WARPS + threadIdx.x / WARP) * WARP_GROUPS;
+    uint64_t last, before, total, at;
+    uint64_t two[2] = {0, 0};
+    float top;
+
+    if (first == 0 || !takes_all(r, p.n_vocab)) { /* all blocks of the row */
+        return;
+    }
+    last = r->top_p < 1 ? p.bounds[2 * blockIdx.y + 1] : TOPK_NONE;
+    top = c.l[(uint32_t)first];
+    for (int32_t i = g * p.group + lane; i < (g + 1) * p.group; i += WARP) { /* of two at once */
+#pragma unroll
+        for (int j = 0; j < WARP_GROUPS; j++) {
+            int32_t at = i + j * p.group;
+
+            two[j] += at < p.n_vocab ? drawn_units(r, &c, at, top, last) : 0;
+        }
+    }
+    for (int j = 0; j < WARP_GROUPS; j++) {
+        two[j] = warp_upto(two[j]);
+        if (lane == WARP - 1 && g + j < p.n_groups) {
+            of_group[g + j] = two[j];
+        }
+    }
+    __syncthreads(); /* of_group: written by the block's warps */
+    if (own == 0) {
+        is_last = sample_arrives(&p.arrived[blockIdx.y]);
+    }
+    __syncthreads(); /* is_last: written above */
+    if (!is_last) {
+        return;
+    }
+    for (int j = 0; j < 2; j++) {
+        two[j] = 2 * own + j < p.n_groups ? __ldcg(of_group + 2 * own + j) : 0;
+    }
+    before = block_before(two[0] + two[1], part, &total);
+    at = units_drawn(rng_draw(r->seed, r->index), total);
+    for (int j = 0; j < 2; j++) {
+        if (before <= at && at < before + two[j]) { /* one thread's */
+            group = 2 * own + j;
+            left = at - before;
+        }
+        before += two[j];
+    }
+    __syncthreads(); /* group, left: written by one thread, read by all */
+    if (own >= WARP) {
+        return;
+    }
+    before = 0;
+    for (int32_t i = group * p.group + lane;; i += WARP) { /* ends in this group */
+        uint64_t own_units = i < p.n_vocab ? drawn_units(r, &c, i, top, last) : 0;
+        uint64_t upto = before + warp_upto(own_units);
+
+        if (upto - own_units <= left && left < upto) {
+            p.ids[blockIdx.y] = i;
+        }
+        before = __shfl_sync(ALL_LANES, upto, WARP - 1);
+        if (before > left) { /* the same for all lanes */
+            break;
+        }
+    }
+}
+
+int cuda_sample_all(struct cuda *cu, const struct sample *p, int32_t n_rows)
+{
+    dim3 grid(cuda_div_up((uint64_t)p->n_groups, TOPK_WARPS * WARP_GROUPS), (unsigned)n_rows);
+    bool any = false;
+    int r;
+
+    for (int32_t i = 0; i < n_rows; i++) {
+        any = any || takes_all(&p->row[i], p->n_vocab);
+    }
+    if (!any) {
+        return 0;
+    }
+    CUDA_LAUNCH(cu, grid, dim3(TOPK_THREADS), 0, sample_masses, *p);
+    r = cuda_launched(cu, "sample_masses");
+    if (r == 0) {
+        CUDA_LAUNCH(cu, grid, dim3(TOPK_THREADS), 0, sample_draw, *p);
+        r = cuda_launched(cu, "sample_draw");
+    }
+    return r;
+}
