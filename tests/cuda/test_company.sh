@@ -4,6 +4,8 @@
 # products, another type for V.
 #
 #     test_company.sh PIPIT_MKMODEL TEST_COMPANY MODULE [one]     (one: the first model alone)
+#
+# With PIPIT_PHASE the first and one of the others, another one with the next number.
 set -eu
 
 model=$(mktemp)
@@ -18,5 +20,6 @@ test=$2
 module=$3
 try --hidden 256 --ffn 512 --type Q4_K
 [ $# -eq 3 ] || exit 0
-try --hidden 288 --ffn 352 --type Q8_0 --arch qwen2
-try --hidden 256 --ffn 256 --type Q6_K --arch gemma3
+turn=${PIPIT_PHASE:+$((PIPIT_PHASE % 2))}
+[ "$turn" = 0 ] || try --hidden 288 --ffn 352 --type Q8_0 --arch qwen2
+[ "$turn" = 1 ] || try --hidden 256 --ffn 256 --type Q6_K --arch gemma3

@@ -11,7 +11,7 @@ look at the state, ask over ZeroMQ and unload the model, which the next request 
     no sanitizer complained
     the engine may end with a code and its cause, and is started again; by a signal it may not, and it has not more heap in use
 
-Without arguments a sample, of --seconds (18, under a sanitizer 36) and --seed; --all walks every n until none is hit (some five minutes on two cores).
+Without arguments a sample, of --seconds (18) and --seed; --all walks every n until none is hit (some five minutes on two cores).
 PIPIT_BUILD is the build folder. Without pyzmq the ZeroMQ part is left out, and said."""
 import argparse
 import contextlib
@@ -626,7 +626,7 @@ class Walk:
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--all", action="store_true")
-    p.add_argument("--seconds", type=float, default=18 * min(SLOW, 2))
+    p.add_argument("--seconds", type=float, default=18)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--first", type=int, default=1, help="of --all")
     p.add_argument("--only", help="serving-pipitd, starting-pipitd, serving-pipit-gateway or starting-pipit-gateway; with --engine serving-pipit-engine or starting-pipit-engine")
