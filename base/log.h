@@ -6,7 +6,7 @@
  * journal (sd-daemon(3)), else "program: text". A line that an owner would filter by also has
  * fields: where stderr is the journal it goes to journald's own socket instead, in its native
  * protocol (a datagram of NAME=value lines), and as a plain line to stderr where it cannot.
- * Libraries never log (STYLE rule 11). Never pass prompt or output text. */
+ * Libraries never log. Never pass prompt or output text. */
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -2,9 +2,9 @@
 #ifndef PIPIT_DAEMON_WORKER_WORKER_H
 #define PIPIT_DAEMON_WORKER_WORKER_H
 
-/* pipit-engine's two threads. The main thread does I/O with the front (io.h); the worker thread
- * owns the engine library, the device and all KV state. Between them two rings (ring.h): commands
- * in, records out. What else they share are the atomics below.
+/* pipit-engine's main thread and its worker. The main thread does I/O with the front (io.h); the
+ * worker thread owns the engine library, the device and all KV state. Between them two rings
+ * (ring.h): commands in, records out. What else they share are the atomics below.
  *
  *     front ══socket══▶ io ──commands──▶ worker ──engine_step()──▶ events
  *     front ◀══socket══ io ◀──records──── worker ◀──────────────────┘

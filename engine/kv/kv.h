@@ -14,6 +14,7 @@
  *         KV_FETCH     the next layer's K and V begin to come where attention reads them
  *         KV_LAND      the layer's own have come
  *         KV_STORE     the rows' K and V are written, queries rotated
+ *         KV_SCORE     under kvzap: the scores that the layer's map made for the new slots
  *         KV_ATTEND    attention
  *     kv_step_commit or kv_step_undo
  *
