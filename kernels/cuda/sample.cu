@@ -156,7 +156,6 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_rows(struct sample p)
     __shared__ float e[SAMPLE_K];
     __shared__ int32_t id[SAMPLE_K];
     __shared__ int32_t n_keys, n_groups;
-    __shared__ bool is_last;
     const struct ops_sample_row *r = &p.row[blockIdx.y];
     struct ranked_logits c = {p.logits + (size_t)blockIdx.y * (size_t)p.ld};
     uint64_t *best = p.best + (size_t)blockIdx.y * GROUPS;
@@ -167,14 +166,11 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_rows(struct sample p)
     float top;
 
     best_of_groups(&p, &c, best);
-    __syncthreads(); /* best: written by the block's warps */
     if (own == 0) {
-        is_last = sample_arrives(&p.arrived[blockIdx.y]);
         n_keys = 0;
         n_groups = 0;
     }
-    __syncthreads(); /* is_last and the counts: written above */
-    if (!is_last) {
+    if (!sample_is_last(&p.arrived[blockIdx.y])) {
         return;
     }
     for (int j = 0; j < 2; j++) {

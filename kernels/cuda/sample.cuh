@@ -73,16 +73,20 @@ CUDA_INLINE float sample_exp(float x)
                : 0.0f;
 }
 
-/* One thread's: the block's part of what the row's last block reads is written; is this the last
- * of them? `arrived` is 0 again when it is. */
-CUDA_INLINE bool sample_arrives(uint32_t *arrived)
+/* The block's part of what the row's last block reads is written: is this the last of them? Then
+ * `arrived` is 0 again. A barrier for all threads. */
+CUDA_INLINE bool sample_is_last(uint32_t *arrived)
 {
-    bool last;
+    __shared__ bool is_last;
 
-    __threadfence(); /* the block's part before the count */
-    last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
-    __threadfence(); /* the count before the others' parts are read */
-    return last;
+    __syncthreads(); /* the block's part: written by all of its warps */
+    if (threadIdx.x == 0) {
+        __threadfence(); /* the part before the count */
+        is_last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+        __threadfence(); /* the count before the others' parts are read */
+    }
+    __syncthreads(); /* is_last: written above */
+    return is_last;
 }
 
 /* Rows without top_k, once sample_rows has their first keys. */

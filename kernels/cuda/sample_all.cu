@@ -144,7 +144,6 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_masses(struct sample 
     __shared__ int32_t group[GROUPS];
     __shared__ uint64_t left;
     __shared__ int32_t n_list, n_groups, bucket;
-    __shared__ bool is_last;
     const struct ops_sample_row *r = &p.row[blockIdx.y];
     struct in_bucket b = {{p.logits + (size_t)blockIdx.y * (size_t)p.ld}, NULL, 0, 0};
     units *of_row = (units *)p.mass + (size_t)blockIdx.y * GROUPS;
@@ -186,14 +185,11 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_masses(struct sample 
             atomicAdd(of_row + own + j * TOPK_THREADS, mass[own + j * TOPK_THREADS]);
         }
     }
-    __syncthreads(); /* the row's masses: the block's part is in them */
     if (own == 0) {
-        is_last = sample_arrives(&p.arrived[blockIdx.y]);
         n_list = 0;
         n_groups = 0;
     }
-    __syncthreads(); /* is_last and the counts: written above */
-    if (!is_last) {
+    if (!sample_is_last(&p.arrived[blockIdx.y])) {
         return;
     }
     for (int j = 0; j < 2; j++) {
@@ -259,7 +255,6 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_draw(struct sample p)
     __shared__ uint64_t part[TOPK_WARPS];
     __shared__ uint64_t left;
     __shared__ int32_t group;
-    __shared__ bool is_last;
     const struct ops_sample_row *r = &p.row[blockIdx.y];
     struct ranked_logits c = {p.logits + (size_t)blockIdx.y * (size_t)p.ld};
     uint64_t *of_group = p.best + (size_t)blockIdx.y * GROUPS;
@@ -290,12 +285,7 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_draw(struct sample p)
             of_group[g + j] = two[j];
         }
     }
-    __syncthreads(); /* of_group: written by the block's warps */
-    if (own == 0) {
-        is_last = sample_arrives(&p.arrived[blockIdx.y]);
-    }
-    __syncthreads(); /* is_last: written above */
-    if (!is_last) {
+    if (!sample_is_last(&p.arrived[blockIdx.y])) {
         return;
     }
     for (int j = 0; j < 2; j++) {

@@ -55,7 +55,7 @@ check() {
     case $1 in
     gemm_half.cuh) "$check_qkv_store" --backend "$module" --sides 2 --filter 'BF16 BF16 BF16' ;;
     gemm_heads.cuh) "$check_qkv_store" --backend "$module" --sides 2 --filter 'Q4_0 Q4_0 Q4_0' ;;
-    sample.cu) "$check_sample" "$module" 1 20000 ;;
+    sample.cuh) "$check_sample" "$module" 1 20000 ;;
     *) echo "no check has the fences of $1" ;;
     esac
 }
