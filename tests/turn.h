@@ -6,6 +6,7 @@
  * (tools/test.sh). */
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 
 #include "base/sanitized.h"
@@ -16,6 +17,20 @@ static inline int turn_begin(int every)
     const char *phase = getenv("PIPIT_PHASE");
 
     return (int)(strtoul(phase ? phase : "0", NULL, 10) % (unsigned)every);
+}
+
+/* Whether case n (0 and up) runs where one of `every` (1 or more) does, for begin =
+ * turn_begin(every). One of each `every` in a row does, at a place that differs from row to row:
+ * else an inner loop of as many cases would give the same of its cases each time. With begin from 0
+ * to every - 1 each case runs once. */
+static inline bool case_has_turn(int n, int every, int begin)
+{
+    uint32_t mixed = (uint32_t)(n / every) * 0x9e3779b1u; /* the row's number */
+    uint32_t of = (uint32_t)every;
+
+    mixed = (mixed ^ mixed >> 15) * 0x85ebca77u;
+    mixed ^= mixed >> 13;
+    return ((uint32_t)n % of + mixed % of) % of == (uint32_t)begin;
 }
 
 /* Whether the next case runs, of those that differ in their settings alone and take ten times as

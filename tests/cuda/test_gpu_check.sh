@@ -24,7 +24,7 @@ grep -o "$build/[^ ]*" "$dir/dry.txt" | grep -v '\.so$' | sort -u | while read -
     [ -e "$program" ] || fail "$program is not there"
 done || exit 1
 
-XZ_OPT=-1 "$tools/gpu_pack.sh" --build "$build" --out "$dir/gpu.tar.xz" --with "$module" || fail "the archive"
+XZ_OPT=-0 "$tools/gpu_pack.sh" --build "$build" --out "$dir/gpu.tar.xz" --with "$module" || fail "the archive"
 tar -C "$dir" -xJf "$dir/gpu.tar.xz" || fail "unpacking"
 run() { "$dir/gpu/tools/gpu_check.sh" --small --models "$dir/models" "$@" "$dir/out"; }
 run --only check_rows 1 || fail "call 1: check_rows"

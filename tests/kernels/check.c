@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "base/rng.h"
+#include "tests/turn.h"
 
 /* ---- random numbers ------------------------------------------------------------------------- */
 
@@ -106,7 +107,7 @@ bool check_case(struct check *c, const char *fmt, ...)
     (void)vsnprintf(c->name, sizeof(c->name), fmt, ap);
     va_end(ap);
     draw_by_name(c);
-    if (c->every > 0 && c->n_cases++ % c->every != c->phase) {
+    if (c->every > 0 && !case_has_turn(c->n_cases++, c->every, c->phase)) {
         return false;
     }
     return !c->filter || strstr(c->name, c->filter);

@@ -19,8 +19,8 @@
  *                [--bench [--cpu-time] [--threads N]]
  *
  * The backend cpu is run once for each set of instructions this CPU has. --sides N takes the first
- * N, 2 to 4. --every N takes every Nth case only, for CPUs that are emulated, beginning with number
- * $PIPIT_PHASE modulo N (tools/test.sh: another one for each commit). Exits 77 when the backend is
+ * N, 2 to 4. --every N takes one case of N only, for CPUs that are emulated: which, $PIPIT_PHASE
+ * says (tests/turn.h; tools/test.sh: other ones for each commit). Exits 77 when the backend is
  * absent. Each program defines check_op(). */
 
 #include <stdbool.h>
