@@ -5,7 +5,9 @@
 
 #include "daemon/front/logline.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/hex.h"
 #include "base/log.h"
@@ -85,18 +87,32 @@ static void on_timer(void *arg)
     logline_flush(arg);
 }
 
+/* Why its session was not saved, as an errno; 0: it was, it has none, or the request was ended. */
+static int not_saved(const struct lane_record *last)
+{
+    bool is = last->h.type == LANE_DONE && last->done.session == LANE_SESSION_NOT_SAVED &&
+              last->done.session_err != -ECANCELED;
+
+    return is ? -last->done.session_err : 0;
+}
+
 static bool is_failure(const struct lane_record *last)
 {
-    return last->h.type == LANE_ERROR || last->done.reason == LANE_REASON_ERROR ||
+    return last->h.type == LANE_ERROR || not_saved(last) != 0 ||
+           last->done.reason == LANE_REASON_ERROR ||
            last->done.reason == LANE_REASON_SLOW_CONSUMER ||
            last->done.reason == LANE_REASON_TIMEOUT;
 }
 
-/* Ours to look into, not the client's. */
+/* Ours to look into, not the client's: a session over its owner's limit (EDQUOT) is the client's.
+ */
 static bool is_ours(const struct lane_record *last)
 {
-    return last->h.type == LANE_ERROR &&
-           (last->error.code == LANE_ERR_INTERNAL || last->error.code == LANE_ERR_ENGINE_CRASHED);
+    int err = not_saved(last);
+
+    return err == ENOSPC || err == EROFS || err == EIO ||
+           (last->h.type == LANE_ERROR &&
+            (last->error.code == LANE_ERR_INTERNAL || last->error.code == LANE_ERR_ENGINE_CRASHED));
 }
 
 static void add_ms(struct log_fields *fields, const char *name, int64_t ns)
@@ -129,6 +145,7 @@ void logline_request(struct front *f, const struct request *r, const struct lane
     struct logline_rate *rate;
     struct log_fields fields = {0};
     char left_out[64] = "";
+    char unsaved[96] = "";
     char id[2 * sizeof(r->id) + 1];
     double ms = (double)(r->ended_ns - r->accepted_ns) / 1e6;
 
@@ -156,6 +173,11 @@ void logline_request(struct front *f, const struct request *r, const struct lane
     if (done) {
         add_done(&fields, &last->done);
     }
+    if (not_saved(last) != 0) {
+        log_field(&fields, "PIPIT_SESSION_CAUSE", "%s", strerror(not_saved(last)));
+        (void)snprintf(unsaved, sizeof(unsaved), ", its session was not saved: %s",
+                       strerror(not_saved(last)));
+    }
     add_ms(&fields, "PIPIT_MS", r->ended_ns - r->accepted_ns);
     if (rate->n_left_out && rate != &f->logline.others) {
         log_field(&fields, "PIPIT_LEFT_OUT", "%llu", (unsigned long long)rate->n_left_out);
@@ -164,7 +186,7 @@ void logline_request(struct front *f, const struct request *r, const struct lane
         rate->n_left_out = 0;
     }
     log_write_fields(is_ours(last) ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO, &fields,
-                     "request %llu of uid %u: %s, %d + %d tokens, %.1f ms%s",
-                     (unsigned long long)r->number, r->who->uid, end, n_prompt, n_new, ms,
+                     "request %llu of uid %u: %s, %d + %d tokens, %.1f ms%s%s",
+                     (unsigned long long)r->number, r->who->uid, end, n_prompt, n_new, ms, unsaved,
                      left_out);
 }

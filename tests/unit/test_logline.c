@@ -3,6 +3,7 @@
  * what a request's line holds, which ends are told, and how many at most. */
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,6 +115,33 @@ Test(logline, a_line_has_its_fields_and_no_text)
                      "PIPIT_CACHED_TOKENS=4\nPIPIT_NEW_TOKENS=40\nPIPIT_QUEUE_MS=2.5\n"
                      "PIPIT_LOAD_MS=0.0\nPIPIT_PREFILL_MS=12.3\nPIPIT_DECODE_MS=80.0\n"
                      "PIPIT_SESSION=not-saved\nPIPIT_MS=100.0\n");
+}
+
+/* By its errno, since the cause has the name that somebody gave it. */
+Test(logline, a_session_that_was_not_saved)
+{
+    static const struct {
+        int err;
+        const char *priority, *what;
+    } cases[] = {{-ENOSPC, "PRIORITY=4\n", "No space left on device"},
+                 {-EDQUOT, "PRIORITY=6\n", "Disk quota exceeded"},
+                 {-ECANCELED, "PRIORITY=6\n", NULL}};
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct lane_record last = done(LANE_REASON_LENGTH);
+        char want[128] = "";
+        const char *got;
+
+        last.done.session_err = cases[i].err;
+        logline_request(&f, &r, &last);
+        got = received();
+        cr_assert(strstr(got, cases[i].priority), "%s", got);
+        (void)snprintf(want, sizeof(want), "100.0 ms, its session was not saved: %s\n",
+                       cases[i].what ? cases[i].what : "");
+        cr_assert_eq(strstr(got, want) != NULL, cases[i].what != NULL, "%s", got);
+        cr_assert_eq(strstr(got, "PIPIT_SESSION_CAUSE") != NULL, cases[i].what != NULL, "%s", got);
+        cr_assert(!strstr(got, "secret"), "%s", got);
+    }
 }
 
 Test(logline, an_error_has_its_name_and_ours_are_warnings)
