@@ -44,6 +44,12 @@ static inline HOST_DEVICE uint64_t weight_units(float w)
     return (uint64_t)(w * 0x1p40f);
 }
 
+/* e^x for x <= 0 in those units. */
+static inline uint64_t exp_units(float x)
+{
+    return weight_units(exp_fixed(x));
+}
+
 /* How much of `total` the share p (0 to 1) is: what a sum must reach. */
 static inline HOST_DEVICE uint64_t units_share(double p, uint64_t total)
 {

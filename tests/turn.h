@@ -41,7 +41,7 @@ static inline bool takes_turn(void)
     static int n;
     int i = n++;
 
-    return !SANITIZED || i == 0 || (i + i / 8 + turn_begin(8)) % 8 == 0;
+    return !SANITIZED || i == 0 || case_has_turn(i, 8, turn_begin(8));
 }
 
 #endif

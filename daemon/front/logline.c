@@ -146,6 +146,7 @@ void logline_request(struct front *f, const struct request *r, const struct lane
     struct log_fields fields = {0};
     char left_out[64] = "";
     char unsaved[96] = "";
+    int err = not_saved(last);
     char id[2 * sizeof(r->id) + 1];
     double ms = (double)(r->ended_ns - r->accepted_ns) / 1e6;
 
@@ -173,10 +174,9 @@ void logline_request(struct front *f, const struct request *r, const struct lane
     if (done) {
         add_done(&fields, &last->done);
     }
-    if (not_saved(last) != 0) {
-        log_field(&fields, "PIPIT_SESSION_CAUSE", "%s", strerror(not_saved(last)));
-        (void)snprintf(unsaved, sizeof(unsaved), ", its session was not saved: %s",
-                       strerror(not_saved(last)));
+    if (err != 0) {
+        log_field(&fields, "PIPIT_SESSION_CAUSE", "%s", strerror(err));
+        (void)snprintf(unsaved, sizeof(unsaved), ", its session was not saved: %s", strerror(err));
     }
     add_ms(&fields, "PIPIT_MS", r->ended_ns - r->accepted_ns);
     if (rate->n_left_out && rate != &f->logline.others) {

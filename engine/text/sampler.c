@@ -4,8 +4,8 @@
  *
  * The common case (top_k on) looks at the vocabulary twice: one pass checks every logit and finds
  * the largest, one keeps the k best in a small heap; both go 16 logits at a time in loops that
- * compilers turn into vector code. With top_k off and top_p on, the best 256 are tried first, then
- * sixteen times as many, until they hold p of the whole; sorting everything is the last resort.
+ * compilers turn into vector code. With top_k off and top_p on, masses are summed by 1/16 of a
+ * logit below the largest; only the bucket in which they reach p of the whole is sorted.
  *
  * All sums that decide anything are of integers, and exp is exp_fixed(): no libm function, thread
  * count, instruction set or device has a say in which token comes. */
@@ -207,12 +207,6 @@ static const float *penalize(const struct sampler *s, struct sampler_scratch *x,
     return x->logits;
 }
 
-/* Of a logit at distance `d` (<= 0) from the best. */
-static uint64_t mass_at(float d)
-{
-    return weight_units(exp_fixed(d));
-}
-
 /* How many of the n best are needed for p of what they hold together. */
 static int32_t nucleus(const struct sampler_alt *best, int32_t n, float p)
 {
@@ -222,11 +216,11 @@ static int32_t nucleus(const struct sampler_alt *best, int32_t n, float p)
     int32_t i = 0;
 
     for (int32_t k = 0; k < n; k++) {
-        total += mass_at(best[k].logprob - best[0].logprob);
+        total += exp_units(best[k].logprob - best[0].logprob);
     }
     need = units_share((double)p, total);
     do {
-        sum += mass_at(best[i].logprob - best[0].logprob);
+        sum += exp_units(best[i].logprob - best[0].logprob);
         i++;
     } while (sum < need && i < n);
     return i;
@@ -251,7 +245,7 @@ static struct sampler_alt find_cut(const float *l, float max, float top_p,
     int cut = 0;
 
     for (int32_t i = 0; i < x->n_vocab; i++) {
-        mass[bucket_of(max - l[i])] += mass_at(l[i] - max);
+        mass[bucket_of(max - l[i])] += exp_units(l[i] - max);
     }
     for (int b = 0; b < BUCKETS; b++) {
         total += mass[b];
@@ -267,10 +261,10 @@ static struct sampler_alt find_cut(const float *l, float max, float top_p,
         }
     }
     sort_heap(x->sorted, n);
-    sum += mass_at(x->sorted[0].logprob - max);
+    sum += exp_units(x->sorted[0].logprob - max);
     while (sum < need) {
         last++;
-        sum += mass_at(x->sorted[last].logprob - max);
+        sum += exp_units(x->sorted[last].logprob - max);
     }
     return x->sorted[last];
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows without top_k, as the default sampling is: every token may be drawn (ops.h ops_sample).
  *
- * Two kernels, whose blocks share a row as those of sample.cu do; the block that ends last goes on
- * alone. Weights are integers, so that sums are the host's in any order.
+ * Two kernels. Blocks share a row in each, as in sample.cu, and the block that ends last goes on
+ * alone. Weights are integers, so that a sum is the host's in whatever order it is made.
  *
  *   sample_masses  where top_p is on: the mass of each 1/16 of a logit below the best, which
  *                  sample_rows found. The last block finds the 1/16 in which the masses reach

@@ -41,11 +41,6 @@ static bool all_numbers(const float *l, int32_t n)
     return true;
 }
 
-static uint64_t mass_at(float d)
-{
-    return weight_units(exp_fixed(d));
-}
-
 /* Of the n best, falling: how many top_p leaves. */
 static int32_t nucleus(const float *l, const int32_t *best, int32_t n, float top_p)
 {
@@ -53,10 +48,10 @@ static int32_t nucleus(const float *l, const int32_t *best, int32_t n, float top
     uint64_t sum = 0;
 
     for (int32_t i = 0; i < n; i++) {
-        total += mass_at(l[best[i]] - l[best[0]]);
+        total += exp_units(l[best[i]] - l[best[0]]);
     }
     for (int32_t i = 0; i < n; i++) {
-        sum += mass_at(l[best[i]] - l[best[0]]);
+        sum += exp_units(l[best[i]] - l[best[0]]);
         if (sum >= units_share((double)top_p, total)) {
             return i + 1;
         }
@@ -70,7 +65,7 @@ static uint64_t mass_from(const float *l, int32_t n, float max, float least)
     uint64_t sum = 0;
 
     for (int32_t i = 0; i < n; i++) {
-        sum += l[i] >= least ? mass_at(l[i] - max) : 0;
+        sum += l[i] >= least ? exp_units(l[i] - max) : 0;
     }
     return sum;
 }
@@ -114,7 +109,7 @@ static int32_t last_left(const float *l, int32_t n, float max, float top_p)
     sum = mass_from(l, n, max, of_order(from + 1));
     for (int32_t i = 0; i < n && (last < 0 || sum < need); i++) {
         if (order_of(l[i]) == from) {
-            sum += mass_at(l[i] - max);
+            sum += exp_units(l[i] - max);
             last = i;
         }
     }
@@ -126,7 +121,7 @@ static uint64_t weight(const struct ops_sample_row *row, float l, float max)
 {
     bool dropped = row->min_p > 0 && exp_fixed(l - max) < row->min_p;
 
-    return dropped ? 0 : mass_at((l - max) / row->temperature);
+    return dropped ? 0 : exp_units((l - max) / row->temperature);
 }
 
 /* Without top_k: over all tokens that top_p and min_p leave, in order of id. */
