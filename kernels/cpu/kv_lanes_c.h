@@ -18,9 +18,14 @@ enum {
 
 /* clang-format off */
 /* a * b + c; rounded twice here, once elsewhere: a fused one is a call to the C library. */
-LANES_INLINE lf kv_fma(lf a, lf b, lf c) { LANES_EACH(lf, a.v[i] * b.v[i] + c.v[i]); }
+LANES_INLINE lf kv_fma(lf a, lf b, lf c) { return (lf){a.v * b.v + c.v}; }
 /* e4m3 codes times 2^-8 */
-LANES_INLINE lf lf_of_fp8(const uint8_t *p) { LANES_EACH(lf, half_f16_to_f32((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7))); }
+LANES_INLINE lf lf_of_fp8(const uint8_t *p)
+{
+    const li c = li_of_u8(p);
+
+    return lf_of_half(li_or(li_shl(li_and(c, li_set1(0x80)), 8), li_shl(li_and(c, li_set1(0x7f)), 7)));
+}
 /* levels of quant/gauss4.h, of the low or the high halves of 16 bytes */
 LANES_INLINE lf lf_of_g4(const uint8_t *p, bool high)
 {
@@ -46,11 +51,11 @@ LANES_INLINE void li_store_16(void *p, li a)
     memcpy(p, h, 32);
 }
 LANES_INLINE lf lf_sqrt(lf a) { LANES_EACH(lf, sqrtf(a.v[i])); }
-LANES_INLINE li li_xor(li a, li b) { LANES_EACH(li, a.v[i] ^ b.v[i]); }
-LANES_INLINE li li_mul_low(li a, uint32_t b) { LANES_EACH(li, (int32_t)((uint32_t)a.v[i] * b)); }
+LANES_INLINE li li_xor(li a, li b) { return (li){a.v ^ b.v}; }
+LANES_INLINE li li_mul_low(li a, uint32_t b) { return LANES_OF_U32(LANES_U32(a) * b); }
 LANES_INLINE li li_mul_high(li a, uint32_t b) { LANES_EACH(li, (int32_t)((uint64_t)(uint32_t)a.v[i] * b >> 32)); }
 /* all ones where a > b (signed) */
-LANES_INLINE li li_greater(li a, li b) { LANES_EACH(li, -(a.v[i] > b.v[i])); }
+LANES_INLINE li li_greater(li a, li b) { return (li){a.v > b.v}; }
 /* bit i: is lane i all ones? */
 LANES_INLINE uint32_t li_mask(li a)
 {
@@ -61,9 +66,6 @@ LANES_INLINE uint32_t li_mask(li a)
     }
     return bits;
 }
-/* a where the mask is all ones, b where it is 0 */
-LANES_INLINE lf lf_select(li mask, lf a, lf b) { LANES_EACH(lf, mask.v[i] ? a.v[i] : b.v[i]); }
-LANES_INLINE li li_select(li mask, li a, li b) { LANES_EACH(li, mask.v[i] ? a.v[i] : b.v[i]); }
 /* lanes 1, 0, 3, 2, ... */
 LANES_INLINE lf lf_swap_pairs(lf a) { LANES_EACH(lf, a.v[i ^ 1]); }
 LANES_INLINE float lf_max_of(lf a)

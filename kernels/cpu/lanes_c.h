@@ -2,10 +2,11 @@
 #ifndef PIPIT_KERNELS_CPU_LANES_C_H
 #define PIPIT_KERNELS_CPU_LANES_C_H
 
-/* 16 lanes of 32 bits, in plain C. panel_body.h and row_body.h are written once on these types;
- * kernels/x86/lanes_avx2.h and lanes_avx512.h offer the same names on registers, and every one of
- * them rounds alike: one IEEE operation a lane, a fused multiply-add where it says fma, sums across
- * lanes as a tree (8, 4, 2, 1). So all variants give the same bits.
+/* 16 lanes of 32 bits, in the vectors that gcc and clang offer on any CPU: they use the registers
+ * there are. panel_body.h and row_body.h are written once on these types; kernels/x86/lanes_avx2.h
+ * and lanes_avx512.h offer the same names, and every one of them rounds alike: one IEEE operation a
+ * lane, a fused multiply-add where it says fma, sums across lanes as a tree (8, 4, 2, 1). So all
+ * variants give the same bits.
  *
  *     lf  16 f32      li  16 int32 or uint32, or 64 bytes */
 
@@ -32,72 +33,99 @@ enum {
     LANES_SIGNED8 = 0, /* li_dots of 8-bit codes takes off the zero point of 128 itself */
 };
 
+typedef float lanes_f32 __attribute__((vector_size(64)));
+typedef int32_t lanes_i32 __attribute__((vector_size(64)));
+typedef uint32_t lanes_u32 __attribute__((vector_size(64)));
+
 typedef struct {
-    float v[16];
+    lanes_f32 v;
 } lf;
 
 typedef struct {
-    int32_t v[16];
+    lanes_i32 v;
 } li;
 
 /* clang-format off */
+/* One lane after another: what vectors have no operator for. */
 #define LANES_EACH(type, expr) \
     do { type r_; for (int i = 0; i < 16; i++) { r_.v[i] = (expr); } return r_; } while (0)
-/* a op b of unsigned values */
-#define LANES_U32(a, op, b) ((uint32_t)(a).v[i] op (uint32_t)(b).v[i])
+/* 16 integers of another type at p */
+#define LANES_WIDEN(type, p) \
+    do { \
+        type narrow_ __attribute__((vector_size(16 * sizeof(type)))); \
+        memcpy(&narrow_, p, sizeof(narrow_)); \
+        return (li){__builtin_convertvector(narrow_, lanes_i32)}; \
+    } while (0)
+#define LANES_U32(a) ((lanes_u32)(a).v)
+#define LANES_OF_U32(x) ((li){(lanes_i32)(x)})
 
-LANES_INLINE lf lf_load(const float *p) { LANES_EACH(lf, p[i]); }
-LANES_INLINE lf lf_set1(float x) { LANES_EACH(lf, x); }
-LANES_INLINE lf lf_add(lf a, lf b) { LANES_EACH(lf, a.v[i] + b.v[i]); }
-LANES_INLINE lf lf_sub(lf a, lf b) { LANES_EACH(lf, a.v[i] - b.v[i]); }
-LANES_INLINE lf lf_mul(lf a, lf b) { LANES_EACH(lf, a.v[i] * b.v[i]); }
-LANES_INLINE lf lf_div(lf a, lf b) { LANES_EACH(lf, a.v[i] / b.v[i]); }
+LANES_INLINE lf lf_load(const float *p) { lf r; memcpy(&r.v, p, 64); return r; }
+LANES_INLINE lf lf_set1(float x) { return (lf){x - (lanes_f32){0}}; }
+LANES_INLINE lf lf_add(lf a, lf b) { return (lf){a.v + b.v}; }
+LANES_INLINE lf lf_sub(lf a, lf b) { return (lf){a.v - b.v}; }
+LANES_INLINE lf lf_mul(lf a, lf b) { return (lf){a.v * b.v}; }
+LANES_INLINE lf lf_div(lf a, lf b) { return (lf){a.v / b.v}; }
 /* a * b + c, rounded once */
 LANES_INLINE lf lf_fma(lf a, lf b, lf c) { LANES_EACH(lf, fmaf(a.v[i], b.v[i], c.v[i])); }
 /* c - a * b, rounded once */
 LANES_INLINE lf lf_fnma(lf a, lf b, lf c) { LANES_EACH(lf, fmaf(-a.v[i], b.v[i], c.v[i])); }
+/* a where the mask is all ones, b where it is 0 */
+LANES_INLINE li li_select(li mask, li a, li b) { return (li){(a.v & mask.v) | (b.v & ~mask.v)}; }
+LANES_INLINE lf lf_bits(li a) { return (lf){(lanes_f32)a.v}; }
+LANES_INLINE li li_bits(lf a) { return (li){(lanes_i32)a.v}; }
+LANES_INLINE lf lf_select(li m, lf a, lf b) { return lf_bits(li_select(m, li_bits(a), li_bits(b))); }
 /* b where either is NaN */
-LANES_INLINE lf lf_min(lf a, lf b) { LANES_EACH(lf, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
-LANES_INLINE lf lf_max(lf a, lf b) { LANES_EACH(lf, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
-LANES_INLINE lf lf_bits(li a) { LANES_EACH(lf, half_from_bits32((uint32_t)a.v[i])); }
-LANES_INLINE lf lf_of_int(li a) { LANES_EACH(lf, (float)a.v[i]); }
-LANES_INLINE void lf_store(float *p, lf a) { memcpy(p, a.v, 64); }
+LANES_INLINE lf lf_min(lf a, lf b) { return lf_select((li){a.v < b.v}, a, b); }
+LANES_INLINE lf lf_max(lf a, lf b) { return lf_select((li){a.v > b.v}, a, b); }
+LANES_INLINE lf lf_of_int(li a) { return (lf){__builtin_convertvector(a.v, lanes_f32)}; }
+LANES_INLINE void lf_store(float *p, lf a) { memcpy(p, &a.v, 64); }
 
-LANES_INLINE li li_load(const void *p) { li r; memcpy(r.v, p, 64); return r; }
-LANES_INLINE li li_set1(int32_t x) { LANES_EACH(li, x); }
-LANES_INLINE li li_set1_8(uint8_t x) { LANES_EACH(li, (int32_t)(x * 0x01010101u)); }
-LANES_INLINE li li_bits(lf a) { LANES_EACH(li, (int32_t)half_bits32(a.v[i])); }
-LANES_INLINE li li_and(li a, li b) { LANES_EACH(li, a.v[i] & b.v[i]); }
-LANES_INLINE li li_or(li a, li b) { LANES_EACH(li, a.v[i] | b.v[i]); }
-LANES_INLINE li li_add(li a, li b) { LANES_EACH(li, (int32_t)LANES_U32(a, +, b)); }
-LANES_INLINE li li_sub(li a, li b) { LANES_EACH(li, (int32_t)LANES_U32(a, -, b)); }
-LANES_INLINE li li_shl(li a, int n) { LANES_EACH(li, (int32_t)((uint32_t)a.v[i] << n)); }
-LANES_INLINE li li_shr(li a, int n) { LANES_EACH(li, (int32_t)((uint32_t)a.v[i] >> n)); }
-LANES_INLINE li li_max_u32(li a, li b) { LANES_EACH(li, LANES_U32(a, >, b) ? a.v[i] : b.v[i]); }
-LANES_INLINE li li_of_u8(const uint8_t *p) { LANES_EACH(li, p[i]); }
-LANES_INLINE li li_of_i8(const int8_t *p) { LANES_EACH(li, p[i]); }
+LANES_INLINE li li_load(const void *p) { li r; memcpy(&r.v, p, 64); return r; }
+LANES_INLINE li li_set1(int32_t x) { return (li){x - (lanes_i32){0}}; }
+LANES_INLINE li li_set1_8(uint8_t x) { return li_set1((int32_t)(x * 0x01010101u)); }
+LANES_INLINE li li_and(li a, li b) { return (li){a.v & b.v}; }
+LANES_INLINE li li_or(li a, li b) { return (li){a.v | b.v}; }
+LANES_INLINE li li_add(li a, li b) { return LANES_OF_U32(LANES_U32(a) + LANES_U32(b)); }
+LANES_INLINE li li_sub(li a, li b) { return LANES_OF_U32(LANES_U32(a) - LANES_U32(b)); }
+LANES_INLINE li li_shl(li a, int n) { return LANES_OF_U32(LANES_U32(a) << n); }
+LANES_INLINE li li_shr(li a, int n) { return LANES_OF_U32(LANES_U32(a) >> n); }
+LANES_INLINE li li_max_u32(li a, li b)
+{
+    return li_select((li){LANES_U32(a) > LANES_U32(b)}, a, b);
+}
+LANES_INLINE li li_of_u8(const uint8_t *p) { LANES_WIDEN(uint8_t, p); }
+LANES_INLINE li li_of_i8(const int8_t *p) { LANES_WIDEN(int8_t, p); }
+LANES_INLINE li li_of_u16(const void *p) { LANES_WIDEN(uint16_t, p); }
+/* clang-format on */
+
+/* half_f16_to_f32() of each */
+LANES_INLINE lf lf_of_half(li h)
+{
+    const li rest = li_and(h, li_set1(0x7fff));
+    const li sign = li_shl(li_and(h, li_set1(0x8000)), 16);
+    const li up = li_shl(rest, 13);
+    li r = li_bits(lf_mul(lf_of_int(rest), lf_set1(0x1p-24f)));
+
+    r = li_select((li){rest.v >= 0x400}, li_add(up, li_set1(0x38000000)), r);
+    r = li_select((li){rest.v >= 0x7c00}, li_or(up, li_set1(0x7f800000)), r);
+    r = li_select((li){rest.v > 0x7c00}, li_or(r, li_set1(0x400000)), r);
+    return lf_bits(li_or(r, sign));
+}
 LANES_INLINE lf lf_of_f16(const void *p)
 {
-    uint16_t h[16];
-
-    memcpy(h, p, 32);
-    LANES_EACH(lf, half_f16_to_f32(h[i]));
+    return lf_of_half(li_of_u16(p));
 }
 LANES_INLINE lf lf_of_bf16(const void *p)
 {
-    uint16_t h[16];
-
-    memcpy(h, p, 32);
-    LANES_EACH(lf, half_bf16_to_f32(h[i]));
+    return lf_bits(li_shl(li_of_u16(p), 16));
 }
-/* clang-format on */
 
 /* table[b] of each byte b, 0..15 */
 LANES_INLINE li li_lookup(const uint8_t table[16], li a)
 {
     uint8_t b[64];
 
-    memcpy(b, a.v, 64);
+    memcpy(b, &a.v, 64);
     for (int i = 0; i < 64; i++) {
         b[i] = table[b[i]];
     }
@@ -107,7 +135,7 @@ LANES_INLINE li li_lookup(const uint8_t table[16], li a)
 /* To the nearest integer, ties to even, for |a| < 2^22; anything for the rest. */
 LANES_INLINE li li_round(lf a)
 {
-    LANES_EACH(li, (int32_t)(half_bits32(a.v[i] + 0x1.8p23f) - 0x4b400000u));
+    return li_sub(li_bits(lf_add(a, lf_set1(0x1.8p23f))), li_set1(0x4b400000));
 }
 
 /* 16 values of -128..127 as bytes */
@@ -120,12 +148,15 @@ LANES_INLINE void li_store_i8(int8_t *p, li a)
 
 LANES_INLINE float lf_sum(lf a)
 {
+    float v[16];
+
+    memcpy(v, &a.v, 64);
     for (int n = 8; n >= 1; n /= 2) {
         for (int i = 0; i < n; i++) {
-            a.v[i] += a.v[i + n];
+            v[i] += v[i + n];
         }
     }
-    return a.v[0];
+    return v[0];
 }
 
 LANES_INLINE int32_t li_sum(li a)
@@ -157,13 +188,10 @@ LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *a, size_t stride, 
     for (int t = 0; t < m; t++) {
         for (int j = 0; j < n; j++) {
             const int8_t *x = a + (size_t)t * stride + 4 * j;
+            const lanes_u32 w = LANES_U32(u[j]);
 
-            for (int i = 0; i < 16; i++) {
-                uint32_t w = (uint32_t)u[j].v[i];
-
-                dot[t].v[i] += (int32_t)(w & 255) * x[0] + (int32_t)(w >> 8 & 255) * x[1] +
-                               (int32_t)(w >> 16 & 255) * x[2] + (int32_t)(w >> 24) * x[3];
-            }
+            dot[t].v += (lanes_i32)(w & 255) * x[0] + (lanes_i32)(w >> 8 & 255) * x[1] +
+                        (lanes_i32)(w >> 16 & 255) * x[2] + (lanes_i32)(w >> 24) * x[3];
         }
     }
 }
