@@ -3,6 +3,7 @@
 # Installs what is missing, builds every configuration, runs all tests, and ends with one line:
 #   N passed, N failed, N skipped
 # Usage: tools/test.sh [--quick]      --quick: only the gcc configuration and the style checks
+# PIPIT_TURNS=1: TSan and the GPU's compiler on one half of the commits, AArch64 and CUDA in order on the other.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -41,22 +42,34 @@ fetch </dev/null &
 fetching=$!
 set +m
 
-# So do the libraries of another CPU, while the style is looked at.
-aarch64=
-installing=
-no_aarch64='PIPIT_AARCH64=1 lets this add the architecture arm64 to dpkg and install its libraries'
-if [ -n "$quick" ] || [ "$(uname -m)" != x86_64 ]; then
-    no_aarch64="cross-compiled on x86-64 only, this is $(uname -m)"
-elif [ -n "${PIPIT_AARCH64:-}" ] || dpkg --print-foreign-architectures 2>/dev/null | grep -qx arm64; then
-    tools/setup.sh --aarch64 >"$out/aarch64.install.log" 2>&1 </dev/null &
-    installing=$!
-fi
-
 # What is sampled (tests/kernels/check.h) begins elsewhere for each commit.
 if [ -z "${PIPIT_PHASE:-}" ]; then
     PIPIT_PHASE=$((0x0$(git rev-parse --short=7 HEAD 2>/dev/null | cut -c1-7 || true)))
 fi
 export PIPIT_PHASE
+
+# With PIPIT_TURNS a commit runs one half of what takes longest, whichever its number's highest bit says: the lower
+# bits choose cases (tests/turn.h).
+turn=
+[ -z "${PIPIT_TURNS:-}" ] || turn=$((PIPIT_PHASE >> 27 & 1))
+has_turn() { [ -z "$turn" ] || [ "$turn" -eq "$1" ]; }
+others_turn() {
+    echo "SKIP    $1: the turn of other commits (PIPIT_TURNS)"
+    skipped=$((skipped + 1))
+}
+
+# The libraries of another CPU come in the background, too, while the style is looked at.
+aarch64=
+installing=
+no_aarch64='PIPIT_AARCH64=1 lets this add the architecture arm64 to dpkg and install its libraries'
+if ! has_turn 1; then
+    : # others_turn says so
+elif [ -n "$quick" ] || [ "$(uname -m)" != x86_64 ]; then
+    no_aarch64="cross-compiled on x86-64 only, this is $(uname -m)"
+elif [ -n "${PIPIT_AARCH64:-}" ] || dpkg --print-foreign-architectures 2>/dev/null | grep -qx arm64; then
+    tools/setup.sh --aarch64 >"$out/aarch64.install.log" 2>&1 </dev/null &
+    installing=$!
+fi
 
 # Traces need lines; what variables hold is not asked here, and gcc takes minutes to follow them through
 # functions inlined into one (check_attention.c with sanitizers: 150 s instead of 8).
@@ -101,7 +114,7 @@ build_named() {
     local targets=() linker=()
     case $1 in
     # The host side of CUDA over a device that computes nothing: with sanitizers.
-    gcc) build gcc -Dgpu_archs="${cuda:+80}" -Dfake=false ;;
+    gcc) build gcc -Dgpu_archs="${cuda:+80}" -Dfake=false -Dorder="$(has_turn 1 && echo true || echo false)" ;;
     # Another compiler finds other warnings and makes other code. Here with sanitizers, which it
     # compiles in less time.
     clang)
@@ -134,7 +147,7 @@ begin_ahead() {
     set -m
     {
         chrt --idle --pid 0 "$BASHPID"
-        for name in clang tsan $aarch64 $cuda; do
+        for name in clang $tsan $aarch64 $cuda; do
             [ -f "$out/$name.built" ] || build_named "$name"
         done
     } </dev/null &
@@ -241,7 +254,8 @@ if [ -n "$installing" ]; then
 fi
 
 suites=()
-cuda=$(command -v nvcc >/dev/null && echo cuda)
+tsan=$(has_turn 0 && echo tsan)
+cuda=$(has_turn 0 && command -v nvcc >/dev/null && echo cuda)
 rm -f "$out"/*.built
 build_named gcc
 wait "$fetching"
@@ -256,11 +270,13 @@ if [ -z "$quick" ]; then
     # Criterion does not start under this sanitizer: the programs that have threads and a main of their own.
     # Of the daemon, the real processes under a mixed load.
     suites=(pool_race races)
-    config tsan
+    if [ -n "$tsan" ]; then config tsan; else others_turn tsan; fi
 
     # Another CPU, emulated: its kernels and a whole model, first with all that they know of, then on
     # one without dot products.
-    if [ -z "$aarch64" ]; then
+    if ! has_turn 1; then
+        others_turn "cuda-order, aarch64"
+    elif [ -z "$aarch64" ]; then
         echo "SKIP    aarch64: $no_aarch64"
         skipped=$((skipped + 1))
     else
@@ -275,7 +291,9 @@ if [ -z "$quick" ]; then
 fi
 
 # One architecture shows whether the CUDA code compiles; its kernels ran above, emulated.
-if [ -n "$cuda" ]; then
+if ! has_turn 0; then
+    others_turn cuda
+elif [ -n "$cuda" ]; then
     [ -f "$out/cuda.built" ] || [ -z "$ahead" ] || end_ahead
     check cuda ninja -C "$out/gcc" kernels/cuda/libpipit-cuda.so
     check registers tools/check_registers.py --build "$out/gcc"
