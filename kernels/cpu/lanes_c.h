@@ -21,7 +21,7 @@
 
 #define LANES_FN(name) name##_c
 #define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, c)
-#ifdef UNROLL_NOT
+#if SANITIZED /* see unroll.h */
 #define LANES_INLINE UNROLL_INLINE
 #else
 #define LANES_INLINE static inline __attribute__((always_inline))
