@@ -10,6 +10,7 @@
 
 static const size_t GAP = 4096;
 static const size_t LARGE = 1 << 20;
+static const size_t HUGE_PAGE = 2 << 20;
 
 struct piece {
     size_t at, bytes;
@@ -20,19 +21,19 @@ static uint8_t *device;
 static struct piece *pieces; /* by address */
 uint64_t emu_bytes_held;
 uint64_t emu_n_late;
-static size_t device_end; /* what was ever used */
+static size_t device_end; /* what was ever used, in huge pages: each is protected by one word */
 
 void emu_open_device(bool open)
 {
-    if (EMU_BLOCKS > 1) { /* once: closing is the larger part of a small launch's time */
-        static size_t opened;
+    static size_t changed_end;
+    static bool is_open;
 
-        open = true;
-        if (device_end == opened) {
-            return;
-        }
-        opened = device_end;
+    open = open || EMU_BLOCKS > 1; /* there to stay: each access is seen */
+    if (open == is_open && device_end == changed_end) {
+        return;
     }
+    is_open = open;
+    changed_end = device_end;
     if (device_end > 0 && mprotect(device, device_end, open ? PROT_READ | PROT_WRITE : PROT_NONE)) {
         perror("emu: mprotect");
         abort();
@@ -60,13 +61,14 @@ cudaError_t cudaMalloc(void **ret, size_t bytes)
         return e;
     }
     if (!device) {
-        void *p = mmap(NULL, EMU_DEVICE_BYTES, PROT_NONE,
+        void *p = mmap(NULL, EMU_DEVICE_BYTES + HUGE_PAGE, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
         if (p == MAP_FAILED) {
             return cudaErrorMemoryAllocation;
         }
-        device = (uint8_t *)p;
+        device = (uint8_t *)(((uintptr_t)p + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+        (void)madvise(device, EMU_DEVICE_BYTES, MADV_HUGEPAGE); /* else it takes longer */
     }
     while (*at && (*at)->at - from < need) {
         from = (*at)->at + (((*at)->bytes + GAP + 255) & ~(size_t)255);
@@ -83,7 +85,9 @@ cudaError_t cudaMalloc(void **ret, size_t bytes)
     *p = piece{from, bytes, *at};
     *at = p;
     emu_bytes_held += bytes;
-    device_end = from + need > device_end ? (from + need + 4095) & ~(size_t)4095 : device_end;
+    if (from + need > device_end) {
+        device_end = (from + need + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+    }
     emu_open_device(true);
     memset(device + from, 0xff, bytes < LARGE ? bytes : LARGE); /* the rest: 0, and untouched */
     emu_open_device(false);
@@ -281,9 +285,9 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t)
         return e != cudaSuccess ? e : cudaErrorInvalidValue;
     }
     emu_open_device(true);
-    if (value == 0 && n > 2 * LARGE) { /* pages that nobody touched cost nothing to protect */
-        uintptr_t from = ((uintptr_t)p + 4095) & ~(uintptr_t)4095;
-        uintptr_t to = ((uintptr_t)p + n) & ~(uintptr_t)4095;
+    if (value == 0 && n > 2 * HUGE_PAGE) { /* pages that nobody touched cost nothing to protect */
+        uintptr_t from = ((uintptr_t)p + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
+        uintptr_t to = ((uintptr_t)p + n) & ~(uintptr_t)(HUGE_PAGE - 1);
 
         memset(p, 0, from - (uintptr_t)p);
         memset((void *)to, 0, (uintptr_t)p + n - to);
