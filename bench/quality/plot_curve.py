@@ -4,7 +4,7 @@
 
 quality-curves.svg      mean KL against the bytes of keys and values held, a panel a model, a line a method
 
-Needs matplotlib."""
+Needs matplotlib and scour."""
 
 import os
 import sys

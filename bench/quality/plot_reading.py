@@ -13,7 +13,7 @@ sparq-agreement.svg     its Fig. 4e by layer: what r dims find of the true k bes
 infinigen-agreement.svg what InfiniGen predicts of the true best, by layer (infinigen_study.py)
 infinigen-layers.svg    InfiniGen's Table 1 and Fig. 5: likeness of layers' inputs, keys that hold 0.9 of the weight
 
-Bars are from the least to the most of the chunks, where they are not said to be standard errors. Needs matplotlib."""
+Bars are from the least to the most of the chunks, where they are not said to be standard errors. Needs matplotlib and scour."""
 
 import csv
 import os

@@ -7,7 +7,7 @@
 # PARTS=reading measures the methods that read part of the cache alone, PARTS=main the others alone, PARTS=steps the time of one
 # step of the former (run it alone on the machine); the pages are made of all.
 # DATA: run.py. WORK keeps what was measured: the command may be stopped and given again. Two cells at once, a thread each.
-# Needs rouge-score and matplotlib. PYTHON names another interpreter.
+# Needs rouge-score, matplotlib and scour. PYTHON names another interpreter.
 set -e
 build=$1 model=$2 data=$3 work=$4
 shift 4

@@ -26,7 +26,6 @@ import make_prompts  # noqa: E402
 import page  # noqa: E402
 import reads  # noqa: E402
 import score  # noqa: E402
-import small_svg  # noqa: E402
 import step_time  # noqa: E402
 import table as tables  # noqa: E402
 import tasks_table  # noqa: E402
@@ -482,17 +481,6 @@ repeat,{h2o50},all,4,20,2,50,0.5,6
         self.assertEqual((kv8, line, points[0][:2]), ("kv8", False, (50, 0.003)))
         self.assertAlmostEqual(points[0][2], 0.012706, places=5)  # of two chunks
         self.assertEqual(h2o, ("h2o", True, [(25, 0.05, 0.0), (6, 0.2, 0.0)]))
-
-    def test_small_pictures(self):
-        big = """<text style="font: 6.5px 'A B', 'C', 'D', sans-serif" x="56.45203" y="0.123456" id="m1.23456">12.34567</text>"""
-        small = """<text style="font: 6.5px 'A B', sans-serif" x="56.45" y="0.123456" id="m1.23456">12.34567</text>"""
-        small = small.replace(' id="m1.23456"', "")  # nothing refers to it
-        self.assertEqual(small_svg.smaller(big), small)
-        self.assertEqual(small_svg.smaller(small), small)
-        big = ('<metadata>\n <a/>\n</metadata>\n <defs><path id="m1" d="M 0 0"/></defs>\n  <g id="line_1">\n   <g>\n'
-               '    <use xlink:href="#m1" x="1"/>\n   </g>\n  </g>\n <text transform="rotate(-0 1 2)" x="1">  a</text>\n')
-        self.assertEqual(small_svg.smaller(big), '<defs><path id="m1" d="M 0 0"/></defs>\n<use xlink:href="#m1" x="1"/>\n'
-                         '<text x="1">  a</text>\n')
 
     def test_tasks(self):
         for df, t in ((1, 12.706), (2, 4.303), (10, 2.228), (99, 1.984)):
