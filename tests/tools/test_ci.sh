@@ -46,7 +46,7 @@ chmod +x "$dir"/bin/* "$dir"/tools/*
 # run NAME=VALUE...: the script's exit code
 run() {
     rm -rf "$dir/build-test" "$dir/log" "$dir/bad"
-    env "$@" DIR="$dir" PATH="$dir/bin:$PATH" PIPIT_TEST_DIR= PIPIT_SMOLLM2= PIPIT_AARCH64=1 "$dir/tools/test.sh" >"$dir/out" 2>&1
+    env PIPIT_TURNS= "$@" DIR="$dir" PATH="$dir/bin:$PATH" PIPIT_TEST_DIR= PIPIT_SMOLLM2= PIPIT_AARCH64=1 "$dir/tools/test.sh" >"$dir/out" 2>&1
 }
 said() { grep -q "$1" "$dir/out" || fail "no line says: $1"; }
 did() { grep -qx "$1" "$dir/log" || fail "nothing did: $1"; }
