@@ -54,8 +54,9 @@ static const struct word_option layout = {
     .type = WORD_VALUE,
     .offset = WORD_FIELD(rank),
     .values = ranks,
-    .help = "K once, twice (half more memory, for reading K by dim and by slot), or ranked by a "
-            "copy in FP8"};
+    .help =
+        "K once; twice, for reading it by dim and by slot (half more memory); or twice and once "
+        "more in FP8, which ranks (three quarters more)"};
 
 static const struct word_option *const options[] = {&r, &k, &local, &mode, &mean, &layout, NULL};
 
