@@ -11,6 +11,9 @@
 static const size_t GAP = 4096;
 static const size_t LARGE = 1 << 20;
 static const size_t HUGE_PAGE = 2 << 20;
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
 
 struct piece {
     size_t at, bytes;
@@ -21,7 +24,7 @@ static uint8_t *device;
 static struct piece *pieces; /* by address */
 uint64_t emu_bytes_held;
 uint64_t emu_n_late;
-static size_t device_end; /* what was ever used, in huge pages: each is protected by one word */
+static size_t device_end; /* what was ever used; what lies behind it stays closed */
 
 void emu_open_device(bool open)
 {
@@ -68,7 +71,8 @@ cudaError_t cudaMalloc(void **ret, size_t bytes)
             return cudaErrorMemoryAllocation;
         }
         device = (uint8_t *)(((uintptr_t)p + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
-        (void)madvise(device, EMU_DEVICE_BYTES, MADV_HUGEPAGE); /* else it takes longer */
+        /* A huge page is opened and closed by one word; without them it takes longer. */
+        (void)madvise(device, EMU_DEVICE_BYTES, MADV_HUGEPAGE);
     }
     while (*at && (*at)->at - from < need) {
         from = (*at)->at + (((*at)->bytes + GAP + 255) & ~(size_t)255);
@@ -85,10 +89,12 @@ cudaError_t cudaMalloc(void **ret, size_t bytes)
     *p = piece{from, bytes, *at};
     *at = p;
     emu_bytes_held += bytes;
-    if (from + need > device_end) {
-        device_end = (from + need + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
-    }
+    size_t whole = device_end & ~(HUGE_PAGE - 1);
+
+    device_end = from + need > device_end ? (from + need + 4095) & ~(size_t)4095 : device_end;
     emu_open_device(true);
+    /* Small pages of what is a whole huge page by now. */
+    (void)madvise(device + whole, (device_end & ~(HUGE_PAGE - 1)) - whole, MADV_COLLAPSE);
     memset(device + from, 0xff, bytes < LARGE ? bytes : LARGE); /* the rest: 0, and untouched */
     emu_open_device(false);
     *ret = device + from;
