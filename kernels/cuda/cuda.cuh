@@ -161,6 +161,8 @@ void cuda_queue_destroy(struct cuda *cu);
 void cuda_queue_begin(struct cuda *cu);
 /* ... at the latest here: before anything else touches the device. */
 int cuda_queue_flush(struct cuda *cu);
+/* A step begins: what came before is handed over, and launches of decode rows are written down. */
+int cuda_queue_step(struct cuda *cu, bool decode);
 bool cuda_queue_writes(const struct cuda *cu); /* are launches written down? */
 int cuda_queue_error(struct cuda *cu); /* of launches since the last time */
 

@@ -1,97 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Eviction: the victim of one token, and the cut at the end of a prompt.
+/* The cut at the end of a prompt (victims of single tokens: victim.cu).
  *
- * Slots are ranked by score above position (topk.cuh). One block of 1024 threads a group.
- *
- * victim  a minimum over (key, slot). None: -1, which rope_store stores nothing for.
- * cut     the k-th smallest key by radix, 8 bits a pass over the slots; what is not above it goes.
- *         Then the survivors above the budget move into dead slots below, paired by their ranks,
- *         which prefix sums give. Waits, for it answers whether the budget holds what is protected.
+ * Slots are ranked by score above position (slot_rank.cuh). One block of 1024 threads a group: the
+ * k-th smallest key by radix, 8 bits a pass over the slots; what is not above it goes. Then the
+ * survivors above the budget move into dead slots below, paired by their ranks, which prefix sums
+ * give. Waits, for it answers whether the budget holds what is protected.
  * Bytes: 8 a slot and pass. Times: not measured. */
 
 #include <cerrno>
 
 #include "kernels/cuda/kv_four.cuh"
 #include "kernels/cuda/kv_part.cuh"
-#include "kernels/cuda/topk.cuh"
+#include "kernels/cuda/slot_rank.cuh"
 
 enum { CUT_THREADS = TOPK_THREADS, CUT_WARPS = TOPK_WARPS };
 
 struct choice {
     struct cuda_layout layout;
     struct cuda_seq s;
-    int32_t sinks, pos_protect, budget;
-    bool by_position, shared;
-    int32_t *victim;
+    struct slot_rank rank;
+    int32_t budget;
     int32_t *order; /* (n_groups, max_slots) */
     int32_t max_slots;
     int32_t *flag;
 };
 
-/* The key by which slots of `group` are chosen; TOPK_NONE for those that may not go. */
 CUDA_INLINE uint64_t topk_key(const struct choice *p, int32_t group, int32_t slot)
 {
-    int32_t pos = kv_pos(&p->s, group, slot);
-    float score = 0;
-
-    if (pos < 0 || pos < p->sinks || pos >= p->pos_protect) {
-        return TOPK_NONE;
-    }
-    if (p->by_position) {
-        return (uint64_t)(uint32_t)pos;
-    }
-    if (p->shared) {
-        for (int32_t g = 0; g < p->layout.n_groups; g++) {
-            score += p->s.score[(size_t)g * p->s.cap + slot];
-        }
-    } else {
-        score = p->s.score[(size_t)group * p->s.cap + slot];
-    }
-    return (uint64_t)topk_sortable(score) << 32 | (uint32_t)pos;
-}
-
-CUDA_INLINE uint64_t warp_min64(uint64_t x)
-{
-    for (int m = 16; m > 0; m >>= 1) {
-        uint64_t y = __shfl_xor_sync(ALL_LANES, x, m);
-
-        x = y < x ? y : x;
-    }
-    return x;
-}
-
-CUDA_KERNEL void __launch_bounds__(CUT_THREADS) find_victim(struct choice p)
-{
-    __shared__ uint64_t part[CUT_WARPS];
-    __shared__ uint64_t best;
-    int32_t group = (int32_t)blockIdx.x;
-    uint64_t key = TOPK_NONE;
-
-    for (int32_t s = (int32_t)threadIdx.x; s < p.s.n_slots; s += CUT_THREADS) {
-        uint64_t k = topk_key(&p, group, s);
-
-        key = k < key ? k : key;
-    }
-    key = warp_min64(key);
-    if (threadIdx.x % WARP == 0) {
-        part[threadIdx.x / WARP] = key;
-    }
-    __syncthreads(); /* part: written by all warps, read by the first */
-    if ((int)threadIdx.x < WARP) {
-        key = warp_min64(part[threadIdx.x]);
-        if (threadIdx.x == 0) {
-            best = key;
-            if (key == TOPK_NONE) {
-                p.victim[group] = -1;
-            }
-        }
-    }
-    __syncthreads(); /* best: written by the first thread, read by all */
-    for (int32_t s = (int32_t)threadIdx.x; s < p.s.n_slots && best != TOPK_NONE; s += CUT_THREADS) {
-        if (topk_key(&p, group, s) == best) {
-            p.victim[group] = s;
-        }
-    }
+    return topk_key(&p->rank, group, slot);
 }
 
 /* ---- cut ------------------------------------------------------------------------------------ */
@@ -150,8 +86,8 @@ CUDA_KERNEL void __launch_bounds__(CUT_THREADS) close_gaps(struct choice p)
     int32_t group = (int32_t)blockIdx.x;
     int32_t *slot_pos = p.s.slot_pos + (size_t)group * p.s.cap;
     float *score = p.s.score ? p.s.score + (size_t)group * p.s.cap : NULL;
-    const int32_t *drop = p.order + (p.shared ? 0 : (size_t)group * p.max_slots);
-    int32_t *to = p.order + (size_t)(group + (p.shared ? 1 : 0)) * p.max_slots;
+    const int32_t *drop = p.order + (p.rank.shared ? 0 : (size_t)group * p.max_slots);
+    int32_t *to = p.order + (size_t)(group + (p.rank.shared ? 1 : 0)) * p.max_slots;
     int32_t n_to = 0;
     int32_t n_from = 0;
     int32_t below = p.budget < p.s.n_slots ? p.budget : p.s.n_slots;
@@ -212,7 +148,7 @@ CUDA_INLINE void copy_row(uint8_t *to, const uint8_t *from, uint32_t bytes)
 CUDA_KERNEL void move_survivors(struct choice p)
 {
     int32_t group = (int32_t)blockIdx.y;
-    const int32_t *list = p.order + (size_t)(group + (p.shared ? 1 : 0)) * p.max_slots;
+    const int32_t *list = p.order + (size_t)(group + (p.rank.shared ? 1 : 0)) * p.max_slots;
     int32_t i = (int32_t)blockIdx.x;
     const struct cuda_layout *l = &p.layout;
 
@@ -265,35 +201,6 @@ static int choice_of(const struct cuda *cu, const struct ops_kv *kv, struct choi
     return 0;
 }
 
-CUDA_KERNEL void share_victim(int32_t *victim)
-{
-    victim[threadIdx.x + 1] = victim[0];
-}
-
-int cuda_victim(struct backend *be, const struct ops_victim *p)
-{
-    struct cuda *cu = cuda_of(be);
-    int32_t groups = p->kv->layout->n_groups;
-    struct choice c;
-    int r = choice_of(cu, p->kv, &c);
-
-    if (r < 0) {
-        return r;
-    }
-    c.sinks = p->sinks;
-    c.pos_protect = p->pos_protect;
-    c.by_position = p->by_position;
-    c.shared = p->shared;
-    c.victim = p->victim;
-    CUDA_LAUNCH(cu, dim3(p->shared ? 1 : (unsigned)groups), dim3(CUT_THREADS), 0, find_victim, c);
-    r = cuda_launched(cu, "find_victim");
-    if (r == 0 && p->shared && groups > 1) {
-        CUDA_LAUNCH(cu, dim3(1), dim3((unsigned)groups - 1), 0, share_victim, p->victim);
-        r = cuda_launched(cu, "share_victim");
-    }
-    return r;
-}
-
 int cuda_cut(struct backend *be, const struct ops_cut *p)
 {
     struct cuda *cu = cuda_of(be);
@@ -305,11 +212,8 @@ int cuda_cut(struct backend *be, const struct ops_cut *p)
     if (r < 0 || !p->kv->slot_pos) {
         return -EINVAL;
     }
-    c.sinks = p->sinks;
-    c.pos_protect = p->pos_protect;
+    c.rank = slot_rank_of(p->kv, p->sinks, p->pos_protect, p->by_position, p->shared);
     c.budget = p->budget;
-    c.by_position = p->by_position;
-    c.shared = p->shared;
     r = be->ops->zero(be, c.flag, sizeof(*c.flag));
     if (r == 0) {
         CUDA_LAUNCH(cu, dim3(p->shared ? 1 : (unsigned)groups), dim3(CUT_THREADS), 0, choose_drops,

@@ -18,7 +18,8 @@
  * the same by a second stream and two events, and whatever is flushed is joined. From sm_90 on those that
  * wait for themselves (CUDA_LAUNCH_EARLY) are launched while the one ahead still runs: the edge
  * between the two is a programmatic one. If the driver refuses such an edge or a change behind one,
- * graphs are made without. Kernel by kernel there are none. Every other call of the backend that
+ * graphs are made without. Kernel by kernel there are none. Victims are noted ahead of a step, and
+ * looked for by its list's first kernel (victim.cu). Every other call of the backend that
  * touches the device hands over first (cuda_queue_flush), so the order of calls is kept. Lists
  * longer than QUEUE_MAX go in parts. If the driver refuses a graph, launches go one by one from
  * then on. Nothing is allocated here but at creation; graphs are the driver's. What it takes of the
@@ -35,6 +36,7 @@
 #include <cstdlib>
 
 #include "kernels/cuda/expect.cuh"
+#include "kernels/cuda/victim.cuh"
 
 enum {
     QUEUE_MAX = 1024,      /* kernels of one list */
@@ -89,6 +91,8 @@ struct cuda_queue {
         struct expect_pairs turn;
     } behind[QUEUE_BEHIND]; /* scores for when the list is handed over */
     int n_behind;
+    struct cuda_victims victims; /* noted, not yet looked for */
+    bool finishing;              /* what was asked for before them goes now */
     uint8_t *bytes;
 };
 
@@ -511,16 +515,61 @@ static int hand_over(struct cuda *cu)
     return r < 0 ? r : joined;
 }
 
-int cuda_queue_flush(struct cuda *cu)
+/* The list, and what was put off behind it. */
+static int finish(struct cuda *cu)
 {
     struct cuda_queue *q = cu->queue;
-    int r = hand_over(cu);
+    int r;
 
+    q->finishing = true;
+    r = hand_over(cu);
     for (int i = 0; i < q->n_behind && r >= 0; i++) {
         r = cuda_expect_score(cu, &q->behind[i].p, &q->behind[i].turn);
     }
     q->n_behind = 0;
+    q->finishing = false;
     return r;
+}
+
+static int find_victims(struct cuda *cu)
+{
+    struct cuda_victims *v = &cu->queue->victims;
+    struct cuda_victims found = *v;
+
+    v->n = 0; /* the launch asks whether any are noted */
+    v->most_groups = 0;
+    return found.n > 0 ? cuda_victims_find(cu, &found) : 0;
+}
+
+int cuda_queue_flush(struct cuda *cu)
+{
+    int r = finish(cu);
+
+    return r < 0 ? r : find_victims(cu);
+}
+
+int cuda_queue_step(struct cuda *cu, bool decode)
+{
+    int r = finish(cu);
+
+    if (r >= 0 && decode) {
+        cuda_queue_begin(cu);
+    }
+    return r < 0 ? r : find_victims(cu);
+}
+
+int cuda_queue_victim(struct cuda *cu, struct victim v)
+{
+    struct cuda_victims *noted = &cu->queue->victims;
+    int32_t groups = v.rank.shared ? 1 : v.rank.n_groups;
+    int r = noted->n == VICTIMS ? cuda_queue_flush(cu) : 0;
+
+    if (r < 0) {
+        return r;
+    }
+    noted->of[noted->n++] = v;
+    noted->most_groups = groups > noted->most_groups ? groups : noted->most_groups;
+    return 0;
 }
 
 bool cuda_queue_put_off(struct cuda *cu, const struct cuda_expect *p,
@@ -562,6 +611,11 @@ void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, con
 {
     struct list *l = &cu->queue->now;
 
+    if (cu->queue->victims.n > 0 && !cu->queue->finishing) {
+        int r = cuda_queue_flush(cu);
+
+        cu->queue->error = cu->queue->error < 0 ? cu->queue->error : r;
+    }
     if (l->n == QUEUE_MAX || l->n_bytes + CUDA_CALL_BYTES > QUEUE_BYTES ||
         l->n_pointers + CUDA_CALL_ARGS > (int32_t)(sizeof(l->pointer) / sizeof(l->pointer[0]))) {
         bool active = cu->queue->active;

@@ -78,11 +78,8 @@ static int embed_some(struct cuda *cu, const struct ops_embed *p, const struct i
 int cuda_embed(struct backend *be, const struct ops_embed *p)
 {
     struct cuda *cu = cuda_of(be);
-    int r = cuda_queue_flush(cu);
+    int r = cuda_queue_step(cu, p->rows.n == p->rows.n_decode);
 
-    if (r == 0 && p->rows.n == p->rows.n_decode) {
-        cuda_queue_begin(cu); /* a step of decode rows alone */
-    }
     for (int32_t i = 0; i < p->rows.n && r == 0; i += CUDA_IDS) {
         int32_t n = p->rows.n - i < CUDA_IDS ? p->rows.n - i : CUDA_IDS;
         struct ids ids;
