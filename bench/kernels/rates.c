@@ -2,6 +2,7 @@
 /* What the device itself does: how fast memory is read and copied, what a launch costs in a chain,
  * what changing a node of a graph costs the host; and drawing tokens. */
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -143,35 +144,67 @@ static int sample_round(struct kbench *k, void *arg, int n)
     return r;
 }
 
+/* Eight rows. Probabilities fall as 1 / rank^1.2, as a language model's roughly do, or are within a
+ * factor of e of each other. */
+static int write_logits(struct kbench *k, float *to, int32_t n_vocab, bool flat, struct error *e)
+{
+    uint64_t n = 8 * (uint64_t)n_vocab;
+    float *l = malloc(n * sizeof(*l));
+    int r;
+
+    if (!l) {
+        return error_set(e, -ENOMEM, "no memory for logits");
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t rank = i * 7919 % (uint64_t)n_vocab + 1; /* a prime: each rank once a row */
+
+        l[i] = flat ? (float)rank / (float)n_vocab : -1.2f * logf((float)rank);
+    }
+    r = k->ops->write(k->be, to, l, n * sizeof(*l));
+    free(l);
+    return r ? error_set_errno(e, r, "write") : 0;
+}
+
 int kbench_sampling(struct kbench *k, struct error *e)
 {
     static const struct {
         const char *name;
         struct ops_sample_row row;
+        bool flat; /* logits */
     } kinds[] = {
-        {"sample greedy", {.temperature = 0, .top_p = 1}},
-        {"sample top_k 40", {.temperature = 0.7f, .top_p = 0.95f, .top_k = 40}},
-        {"sample all", {.temperature = 0.7f, .top_p = 0.95f, .min_p = 0.05f}}, /* the default */
+        {"sample greedy", {.temperature = 0, .top_p = 1}, false},
+        {"sample top_k 40", {.temperature = 0.7f, .top_p = 0.95f, .top_k = 40}, false},
+        /* the default */
+        {"sample all", {.temperature = 0.7f, .top_p = 0.95f, .min_p = 0.05f}, false},
+        {"sample all, flat", {.temperature = 0.7f, .top_p = 0.95f, .min_p = 0.05f}, true},
     };
+    enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
     static const int n_rows[] = {1, 8};
     const int32_t n_vocab = k->small ? 2048 : 128256;
     struct ops_sample_row rows[8];
     struct ops_sample s = {.n_vocab = n_vocab, .ld = n_vocab, .rows = rows};
     void *logits = NULL;
     void *ids = NULL;
+    bool wanted = false;
     int r;
 
-    if (!kbench_wants(k, kinds[0].name) && !kbench_wants(k, kinds[1].name) &&
-        !kbench_wants(k, kinds[2].name)) {
+    for (int i = 0; i < N_KINDS; i++) {
+        wanted = wanted || kbench_wants(k, kinds[i].name);
+    }
+    if (!wanted) {
         return 0;
     }
-    r = kbench_fill(k, (uint64_t)n_vocab * 8 * 4, &logits, e);
+    r = k->ops->alloc(k->be, (uint64_t)n_vocab * 8 * 4, "logits", &logits, e);
     r = r ? r : k->ops->alloc(k->be, 256, "ids", &ids, e);
     s.logits = logits;
     s.ids = ids;
-    for (int i = 0; i < 6 && !r; i++) {
+    for (int i = 0; i < 2 * N_KINDS && !r; i++) {
         char name[64];
         double ns;
+
+        if (i % 2 == 0 && (r = write_logits(k, logits, n_vocab, kinds[i / 2].flat, e))) {
+            break;
+        }
 
         for (int row = 0; row < 8; row++) {
             rows[row] = kinds[i / 2].row;

@@ -8,7 +8,9 @@
  *                  sample_rows found. The last block finds the 1/16 in which the masses reach
  *                  top_p of all, lists its tokens out of the groups whose best is there or above,
  *                  and finds the last token that is left by radix over keys: 8 bits a pass, masses
- *                  instead of numbers. If the list has no room, each pass reads all logits.
+ *                  instead of numbers. If the list has no room (flat rows: a hundred thousand
+ *                  tokens within a few logits), it does the same once more with 2,048 parts of
+ *                  this 1/16, and if all of them tie, each pass of the radix reads all logits.
  *   sample_draw    what each group of logits holds of the weights that top_p and min_p leave. The
  *                  last block finds the group that the draw falls on, one warp the token in it.
  *
@@ -68,20 +70,48 @@ CUDA_INLINE uint64_t block_before(uint64_t x, uint64_t *part, uint64_t *ret_tota
 
 /* ---- the last token that top_p leaves ------------------------------------------------------- */
 
-/* Tokens in one bucket: listed, or all of the row's logits, of which those elsewhere are none. */
+/* Tokens in one bucket, or in one part of one. */
 struct in_bucket {
     struct ranked_logits c;
-    const uint64_t *list; /* shared, or NULL */
+    const uint64_t *list; /* shared: their keys; NULL: they are looked for in the row */
     float top;
-    int32_t bucket;
+    int32_t bucket, part; /* part: -1: all of it */
 };
 
-CUDA_INLINE uint64_t bucket_key(const struct in_bucket *b, int32_t i)
+/* Which of BUCKETS parts of its bucket. */
+CUDA_INLINE int32_t part_of(float d)
 {
-    if (b->list) {
-        return b->list[i];
+    float at = d * (float)BUCKETS_A_UNIT;
+
+    return (int32_t)((at - floorf(at)) * (float)BUCKETS);
+}
+
+CUDA_INLINE bool is_in(const struct in_bucket *b, float l)
+{
+    float d = __fsub_rn(b->top, l);
+
+    return bucket_of(d) == b->bucket && (b->part < 0 || part_of(d) == b->part);
+}
+
+/* f(i, logit) of the row's n logits, by the block; eight loads of a thread are in flight. */
+template <typename F> CUDA_INLINE void each_logit(const float *l, int32_t n, F f)
+{
+    enum { AT_ONCE = 8 };
+
+    for (int32_t at = (int32_t)threadIdx.x; at < n; at += AT_ONCE * TOPK_THREADS) {
+        float x[AT_ONCE];
+
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            x[j] = at + j * TOPK_THREADS < n ? l[at + j * TOPK_THREADS] : -INFINITY;
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            if (at + j * TOPK_THREADS < n) {
+                f(at + j * TOPK_THREADS, x[j]);
+            }
+        }
     }
-    return bucket_of(__fsub_rn(b->top, b->c.l[i])) == b->bucket ? topk_key(&b->c, 0, i) : TOPK_NONE;
 }
 
 /* The first of n tokens, in order of their keys, with which their mass is `need` (above 0, and not
@@ -103,14 +133,21 @@ CUDA_INLINE uint64_t key_at(const struct in_bucket *b, int32_t n, uint64_t need,
         }
         __syncthreads(); /* mass cleared; prefix and left of the pass before */
         above = prefix;
-        for (int32_t i = own; i < n; i += TOPK_THREADS) {
-            uint64_t key = bucket_key(b, i);
-
-            if (key != TOPK_NONE && (shift == 56 || key >> (shift + 8) == above)) {
-                float l = b->c.l[(uint32_t)key];
-
+        auto count = [&](uint64_t key, float l) {
+            if (shift == 56 || key >> (shift + 8) == above) {
                 atomicAdd(&mass[key >> shift & (DIGITS - 1)], (units)mass_at(__fsub_rn(l, b->top)));
             }
+        };
+        if (b->list) {
+            for (int32_t i = own; i < n; i += TOPK_THREADS) {
+                count(b->list[i], b->c.l[(uint32_t)b->list[i]]);
+            }
+        } else {
+            each_logit(b->c.l, n, [&](int32_t i, float l) {
+                if (is_in(b, l)) {
+                    count(topk_key(&b->c, 0, i), l);
+                }
+            });
         }
         __syncthreads(); /* mass: complete */
         if (own < WARP) { /* a lane has eight digits, one of all is where the sum reaches `left` */
@@ -136,22 +173,86 @@ CUDA_INLINE uint64_t key_at(const struct in_bucket *b, int32_t n, uint64_t need,
     return prefix;
 }
 
+/* In which of the BUCKETS the sum of masses, of which a thread has two, reaches *need (above 0, and
+ * not more than all of them); *need becomes what of that one is needed. By the block. */
+CUDA_INLINE int32_t bucket_at(uint64_t before, const uint64_t two[2], uint64_t *need)
+{
+    __shared__ uint64_t left;
+    __shared__ int32_t bucket;
+
+    for (int j = 0; j < 2; j++) {
+        if (before < *need && *need <= before + two[j]) { /* one thread's */
+            bucket = 2 * (int32_t)threadIdx.x + j;
+            left = *need - before;
+        }
+        before += two[j];
+    }
+    __syncthreads(); /* bucket, left: written by one thread, read by all */
+    *need = left;
+    return bucket;
+}
+
+CUDA_INLINE void list_add(uint64_t *list, int32_t *n_list, uint64_t key)
+{
+    int32_t at = atomicAdd(n_list, 1);
+
+    if (at < (int32_t)GROUPS) {
+        list[at] = key;
+    }
+}
+
+/* The bucket has more tokens than a list: the part of it where the masses reach *need, and its
+ * tokens. `mass`, `list`, `part` and `n_list` are shared. */
+CUDA_INLINE void list_part(struct in_bucket *b, int32_t n, uint64_t *need, units *mass,
+                           uint64_t *list, uint64_t *part, int32_t *n_list)
+{
+    int32_t own = (int32_t)threadIdx.x;
+    uint64_t two[2];
+    uint64_t before, total;
+
+    for (int j = 0; j < 2; j++) {
+        mass[2 * own + j] = 0;
+    }
+    if (own == 0) {
+        *n_list = 0;
+    }
+    __syncthreads(); /* mass, n_list: cleared */
+    each_logit(b->c.l, n, [&](int32_t, float l) {
+        if (is_in(b, l)) {
+            atomicAdd(&mass[part_of(__fsub_rn(b->top, l))],
+                      (units)mass_at(__fsub_rn(l, b->top)));
+        }
+    });
+    __syncthreads(); /* mass: complete */
+    for (int j = 0; j < 2; j++) {
+        two[j] = mass[2 * own + j];
+    }
+    before = block_before(two[0] + two[1], part, &total);
+    b->part = bucket_at(before, two, need);
+    each_logit(b->c.l, n, [&](int32_t i, float l) {
+        if (is_in(b, l)) {
+            list_add(list, n_list, topk_key(&b->c, 0, i));
+        }
+    });
+    __syncthreads(); /* list, n_list: complete */
+}
+
 CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_masses(struct sample p)
 {
     __shared__ units mass[BUCKETS];
     __shared__ uint64_t list[GROUPS];
     __shared__ uint64_t part[TOPK_WARPS];
     __shared__ int32_t group[GROUPS];
-    __shared__ uint64_t left;
-    __shared__ int32_t n_list, n_groups, bucket;
+    __shared__ int32_t n_list, n_groups;
     const struct ops_sample_row *r = &p.row[blockIdx.y];
-    struct in_bucket b = {{p.logits + (size_t)blockIdx.y * (size_t)p.ld}, NULL, 0, 0};
+    struct in_bucket b = {{p.logits + (size_t)blockIdx.y * (size_t)p.ld}, NULL, 0, 0, -1};
     units *of_row = (units *)p.mass + (size_t)blockIdx.y * GROUPS;
     uint64_t first = p.bounds[2 * blockIdx.y];
     int32_t own = (int32_t)threadIdx.x;
     int32_t from = (int32_t)(blockIdx.x * TOPK_WARPS + threadIdx.x / WARP) * WARP_GROUPS * p.group;
     uint64_t two[2];
     uint64_t before, total, need, key;
+    bool full;
 
     if (first == 0 || r->top_p >= 1 || !takes_all(r, p.n_vocab)) { /* all blocks of the row */
         return;
@@ -198,15 +299,7 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_masses(struct sample 
     before = block_before(two[0] + two[1], part, &total);
     need = units_share((double)r->top_p, total);
     need = need > 0 ? need : 1; /* the best is always left */
-    for (int j = 0; j < 2; j++) {
-        if (before < need && need <= before + two[j]) { /* one thread's */
-            bucket = 2 * own + j;
-            left = need - before;
-        }
-        before += two[j];
-    }
-    __syncthreads(); /* bucket, left: written by one thread, read by all */
-    b.bucket = bucket;
+    b.bucket = bucket_at(before, two, &need);
     for (int32_t g = own; g < p.n_groups; g += TOPK_THREADS) {
         float best = b.c.l[(uint32_t)p.best[(size_t)blockIdx.y * GROUPS + g]];
 
@@ -215,24 +308,24 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_masses(struct sample 
         }
     }
     __syncthreads(); /* group, n_groups: complete */
-    for (int32_t k = own / WARP; k < n_groups; k += TOPK_WARPS) {
+    for (int32_t k = own / WARP; k < n_groups && *(volatile int32_t *)&n_list <= (int32_t)GROUPS;
+         k += TOPK_WARPS) {
         int32_t end = min((group[k] + 1) * p.group, p.n_vocab);
 
         for (int32_t i = group[k] * p.group + own % WARP; i < end; i += WARP) {
-            uint64_t key = bucket_key(&b, i);
-
-            if (key != TOPK_NONE) {
-                int32_t at = atomicAdd(&n_list, 1);
-
-                if (at < (int32_t)GROUPS) {
-                    list[at] = key;
-                }
+            if (is_in(&b, b.c.l[i])) {
+                list_add(list, &n_list, topk_key(&b.c, 0, i));
             }
         }
     }
-    __syncthreads(); /* list, n_list: complete */
+    __syncthreads(); /* list, n_list: complete, or too many */
+    full = n_list > (int32_t)GROUPS;
+    __syncthreads(); /* n_list: read above, cleared below */
+    if (full) { /* the same for all threads */
+        list_part(&b, p.n_vocab, &need, mass, list, part, &n_list);
+    }
     b.list = n_list <= (int32_t)GROUPS ? list : NULL; /* the same for all threads */
-    key = key_at(&b, b.list ? n_list : p.n_vocab, left, mass);
+    key = key_at(&b, b.list ? n_list : p.n_vocab, need, mass);
     if (own == 0) {
         p.bounds[2 * blockIdx.y + 1] = key;
     }

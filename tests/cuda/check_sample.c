@@ -17,7 +17,7 @@
 #include "kernels/backend.h"
 #include "tests/turn.h"
 
-enum { ROWS = 40, MAX_VOCAB = 128256, KINDS = 7 };
+enum { ROWS = 40, MAX_VOCAB = 128256, KINDS = 8 };
 
 static int n_failed, n_passed;
 
@@ -39,8 +39,8 @@ static uint32_t bits(uint32_t i, uint32_t row)
     return ret[0];
 }
 
-/* Logits by row: a bell, a few far ahead, ties, all alike, most forbidden; then two that are none.
- */
+/* Logits by row: a bell, a few far ahead, ties, all alike, most forbidden, one that is none, a bell
+ * within two logits, all forbidden. */
 static void fill(float *l, int32_t n, int32_t row)
 {
     int kind = row % KINDS;
@@ -55,6 +55,7 @@ static void fill(float *l, int32_t n, int32_t row)
                : kind == 3 ? -1.5f
                : kind == 4 ? (b % 13 ? -INFINITY : x)
                : kind == 5 ? x
+               : kind == 6 ? x / 8
                            : -INFINITY;
     }
     if (kind == 5) {
