@@ -23,7 +23,7 @@ struct cuda_expect {
     int32_t form, n_pairs;
     /* scratch */
     float *mean;      /* (heads, padded) */
-    float *square;    /* (heads, padded, padded) */
+    float *square;    /* (heads, padded, padded) in tiles: expect_tile() */
     float *tops;      /* (heads, 2): largest exponent, 1 / sum */
     float *exponents; /* (heads, max_slots) */
     int32_t max_slots;
@@ -65,6 +65,54 @@ CUDA_INLINE int32_t k_head_of(const struct cuda_expect *p, int32_t head)
 {
     return head / p->n_heads * p->layout.k_heads +
            head % p->n_heads * p->layout.k_heads / p->n_heads;
+}
+
+/* Where a tile of 16 x 16 elements begins in a head's square of `blocks` x `blocks` tiles; element
+ * (i, j) lies at 16 (j % 16) + i % 16 of it: a thread reads several i at once. */
+enum { EXPECT_TILE = EXPECT_LANES * EXPECT_LANES };
+CUDA_INLINE int32_t expect_tile(int32_t blocks, int32_t i_block, int32_t j_block)
+{
+    return (i_block * blocks + j_block) * EXPECT_TILE;
+}
+
+/* hadamard_head() of a head whose dim i * 32 + lane is v[i] of that lane; by one warp. What is
+ * beyond the head stays as it is, times the scale. */
+template <int N> CUDA_INLINE void hadamard_in_lanes(float v[N], int32_t dim)
+{
+    const int32_t block = dim & -dim;
+    const float scale = 1.0f / sqrtf((float)block);
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
+
+#pragma unroll
+    for (int far = N / 2; far > 0; far /= 2) {
+        if (far * WARP < block) {
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                if ((i & far) == 0) {
+                    float x = v[i];
+                    float y = v[i + far];
+
+                    v[i] = x + y;
+                    v[i + far] = x - y;
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int half = WARP / 2; half > 0; half /= 2) {
+        if (half < block) {
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                float other = __shfl_xor_sync(ALL_LANES, v[i], half);
+
+                v[i] = (lane & half) != 0 ? other - v[i] : v[i] + other;
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        v[i] *= scale;
+    }
 }
 
 CUDA_INLINE void pair_dims(const struct cuda_expect *p, int32_t i, int32_t *ret_a, int32_t *ret_b)
