@@ -2,6 +2,7 @@
 /* What the device itself does: how fast memory is read and copied, what a launch costs in a chain,
  * what changing a node of a graph costs the host; and drawing tokens. */
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
