@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of an 8B model's layer (32 query heads, 8 K heads of 128): decode by depth, type and
- * batch, each launch on another layer's pages; a prompt's chunk; and what expected attention makes
- * of both. */
+ * batch, each launch on another layer's pages; a prompt's chunk; what expected attention makes of
+ * both; and decode by SparQ. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -43,8 +43,10 @@ static void drop(struct kbench *k, struct layers *l)
     l->pages = NULL;
 }
 
-/* Pages of all layers and sequences, numbered in order. */
-static int make(struct kbench *k, int32_t depth, int n_seqs, struct layers *l, struct error *e)
+/* Pages of all layers and sequences, numbered in order. `touched`: bytes of a layer that a piece
+ * reads, of which together there are more than the caches hold; 0: all. */
+static int make(struct kbench *k, int32_t depth, int n_seqs, uint64_t touched, struct layers *l,
+                struct error *e)
 {
     int32_t per_group = (depth + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
     uint64_t of_seq = (uint64_t)per_group * (uint64_t)l->layout.n_groups;
@@ -53,7 +55,8 @@ static int make(struct kbench *k, int32_t depth, int n_seqs, struct layers *l, s
     void *pool = NULL;
     int r;
 
-    l->n = kbench_copies(k, of_seq * (uint64_t)n_seqs * l->layout.page_bytes);
+    touched = touched > 0 ? touched : of_seq * (uint64_t)n_seqs * l->layout.page_bytes;
+    l->n = kbench_copies(k, touched);
     n_pages = of_seq * (uint64_t)n_seqs * (uint64_t)l->n;
     table = malloc(n_pages * sizeof(*table));
     if (!table) {
@@ -105,7 +108,7 @@ static int time_decode(struct kbench *k, enum ops_kv_type type, int32_t depth, i
     if (!kbench_wants(k, name)) {
         return 0;
     }
-    r = make(k, depth, n_seqs, l, e);
+    r = make(k, depth, n_seqs, 0, l, e);
     l->op.rows = (struct ops_rows){n_seqs, n_seqs};
     l->op.n_seqs = n_seqs;
     r = r ? r : kbench_time(k, layers_round, l, k->small ? l->n : MOST_LAYERS, &ns, e);
@@ -114,6 +117,60 @@ static int time_decode(struct kbench *k, enum ops_kv_type type, int32_t depth, i
     }
     drop(k, l);
     return r;
+}
+
+/* SparQ (r = 32, k = 128, a second copy of K by dim): bytes are those of r dims of all slots and of
+ * k rows of K and V. */
+static int time_sparq(struct kbench *k, int32_t depth, int n_seqs, struct layers *l,
+                      struct error *e)
+{
+    struct ops_select select[MOST_SEQS];
+    char name[96];
+    double bytes;
+    double ns;
+    int r;
+
+    for (int i = 0; i < n_seqs; i++) {
+        select[i] = (struct ops_select){
+            .kind = OPS_SELECT_SPARQ, .r = 32, .k = k->small ? 40 : 128, .local = 8};
+    }
+    bytes = (double)n_seqs * N_K * 2 * (32.0 * depth + 2.0 * select[0].k * DIM);
+    (void)snprintf(name, sizeof(name), "attention f16, sparq, depth %d, batch %d", depth, n_seqs);
+    if (!kbench_wants(k, name)) {
+        return 0;
+    }
+    l->layout = (struct ops_kv_layout){.n_groups = N_K,
+                                       .k_heads = 1,
+                                       .v_heads = 1,
+                                       .k_dim = DIM,
+                                       .v_dim = DIM,
+                                       .k_type = OPS_KV_F16,
+                                       .v_type = OPS_KV_F16,
+                                       .rank = OPS_RANK_2K};
+    r = k->ops->kv_layout(&l->layout, e);
+    r = r ? r : make(k, depth, n_seqs, (uint64_t)bytes, l, e);
+    l->op.rows = (struct ops_rows){n_seqs, n_seqs};
+    l->op.n_seqs = n_seqs;
+    l->op.select = select;
+    r = r ? r : kbench_time(k, layers_round, l, k->small ? l->n : MOST_LAYERS, &ns, e);
+    l->op.select = NULL;
+    if (!r) {
+        kbench_print(k, name, ns, bytes, 0);
+    }
+    drop(k, l);
+    return r;
+}
+
+static int time_all_sparq(struct kbench *k, struct layers *l, struct error *e)
+{
+    int r;
+
+    if (k->small) {
+        return time_sparq(k, 300, 2, l, e);
+    }
+    r = time_sparq(k, 8192, 1, l, e);
+    r = r ? r : time_sparq(k, 8192, MOST_SEQS, l, e);
+    return r ? r : time_sparq(k, 65536, MOST_SEQS, l, e);
 }
 
 /* A chunk of a prompt behind `before` tokens of it. */
@@ -130,7 +187,7 @@ static int time_prompt(struct kbench *k, enum ops_kv_type type, int32_t before, 
     if (!kbench_wants(k, name)) {
         return 0;
     }
-    r = make(k, before + rows, 1, l, e);
+    r = make(k, before + rows, 1, 0, l, e);
     for (int i = 0; i < l->n; i++) {
         l->seqs[i][0].n_rows = rows;
         l->seqs[i][0].pos0 = before;
@@ -185,7 +242,7 @@ static int time_expect(struct kbench *k, enum ops_kv_type type, int32_t depth, i
     if (!kbench_wants(k, name)) {
         return 0;
     }
-    r = make(k, depth, 1, l, e);
+    r = make(k, depth, 1, 0, l, e);
     r = r ? r : kbench_fill(k, stats_bytes, &stats, e);
     r = r ? r : k->ops->alloc(k->be, slot_bytes, "positions", &pos, e); /* all of them 0: live */
     r = r ? r : k->ops->alloc(k->be, slot_bytes, "scores", &score, e);
@@ -286,6 +343,7 @@ int kbench_attention(struct kbench *k, struct error *e)
     for (size_t t = 0; t < sizeof(types) / sizeof(types[0]) && !r; t++) {
         r = time_type(k, types[t], &l, e);
     }
+    r = r ? r : time_all_sparq(k, &l, e);
     k->ops->free(k->be, q, bytes);
     k->ops->free(k->be, out, bytes);
     return r;

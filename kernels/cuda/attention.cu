@@ -97,6 +97,7 @@ static int some_decode(struct cuda *cu, const struct ops_attention *p, struct at
                        int32_t *seq, int32_t *row)
 {
     struct ops_select select[CUDA_SEQS];
+    int32_t seen[CUDA_SEQS];
     int32_t room = CUDA_SEQS;
     int32_t first = *seq;
     int32_t done = 0;
@@ -137,11 +138,14 @@ static int some_decode(struct cuda *cu, const struct ops_attention *p, struct at
     }
     a->seqs.n = done;
     a->part_len = cu->limits.max_head_dim + 4;
+    for (int32_t i = 0; i < done; i++) {
+        seen[i] = slots_of_row(&a->seqs.s[i]);
+    }
     if (done > 0 && p->select && select[0].kind != OPS_SELECT_ALL) {
-        return cuda_attend_select(cu, a, select);
+        return cuda_attend_select(cu, a, select, seen);
     }
     for (int32_t i = 0; i < done; i++) {
-        a->seqs.s[i].n_slots = slots_of_row(&a->seqs.s[i]);
+        a->seqs.s[i].n_slots = seen[i];
     }
     return done == 0                              ? 0
            : cuda_attend_streams(&a->seqs.layout) ? cuda_attend_stream(cu, a)

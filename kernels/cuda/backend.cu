@@ -89,6 +89,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, struct cuda_lt_use lt, uin
     if (l->select) {
         selected = ((uint64_t)64 << 20) / (heads * slots * sizeof(float));
         selected = selected < 1 ? 1 : selected > decode ? decode : selected;
+        selected = selected < (uint64_t)CUDA_SEQS ? selected : (uint64_t)CUDA_SEQS; /* a launch's */
     }
     take(&t, rows * cols, &ret->xf);
     take(&t, 2 * rows * cols, &ret->xq);
@@ -101,7 +102,9 @@ uint64_t cuda_scratch(const struct backend_limits *l, struct cuda_lt_use lt, uin
     take(&t, l->observe ? rows * heads * 2 : 0, &ret->sums);
     take(&t, observed * heads * slots, &ret->logits);
     take(&t, selected * heads * slots, &ret->approx);
-    take(&t, slots > SELECT_ON_CHIP ? selected * heads * slots : 0, &ret->mass);
+    take(&t, selected * heads * slots, &ret->mass);
+    take(&t, selected * heads * (uint64_t)select_max_tiles(l->max_slots) * 2, &ret->tile);
+    take(&t, selected * heads * SELECT_BINS, &ret->count);
     take(&t, selected * heads * slots, &ret->list);
     take(&t, selected * heads * 2, &ret->list_n);
     take(&t, selected * heads * 4, &ret->stats);

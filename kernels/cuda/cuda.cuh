@@ -51,7 +51,9 @@ struct cuda_scratch {
     float *sums;      /* observed: (max_rows, heads, 2): largest logit, 1 / sum */
     float *logits;    /* observed decode rows: (n_observed, heads, max_slots) */
     float *approx;    /* rows that select: (n_selected, heads, max_slots), what ranks slots */
-    float *mass;      /* the same summed over heads, where it does not fit on chip */
+    float *mass;      /* the same as probabilities summed over heads */
+    float *tile;      /* (n_selected, heads, tiles, 2): sums of e^approx, a tile of slots each */
+    int32_t *count;   /* (n_selected, heads, SELECT_BINS): slots by their mass */
     int32_t *list;    /* (n_selected, heads, max_slots): chosen slots */
     int32_t *list_n;  /* (n_selected, heads, 2): how many; live slots */
     float *stats;     /* (n_selected, heads, 4): largest approx, 1 / sum, chosen share */

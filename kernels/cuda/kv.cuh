@@ -103,6 +103,52 @@ CUDA_INLINE void kv_load8(int32_t type, const uint8_t *row, int32_t i, float ret
     }
 }
 
+/* The same in two steps, so that several loads are under way before the first is looked at; of
+ * types with elements of their own (not blocks). Zeros are {}. */
+template <int TYPE> struct kv_raw {
+    uint32_t w[TYPE == OPS_KV_F32 ? 8 : TYPE == OPS_KV_F16 || TYPE == OPS_KV_BF16 ? 4 : 2];
+};
+
+template <int TYPE> CUDA_INLINE struct kv_raw<TYPE> kv_raw_load(const uint8_t *row, int32_t i)
+{
+    struct kv_raw<TYPE> r;
+
+    if constexpr (TYPE == OPS_KV_F32 || TYPE == OPS_KV_F16 || TYPE == OPS_KV_BF16) {
+        constexpr int n = TYPE == OPS_KV_F32 ? 2 : 1;
+
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            uint4 v = reinterpret_cast<const uint4 *>(row)[n * i + j];
+
+            r.w[4 * j] = v.x, r.w[4 * j + 1] = v.y;
+            r.w[4 * j + 2] = v.z, r.w[4 * j + 3] = v.w;
+        }
+    } else {
+        uint2 v = reinterpret_cast<const uint2 *>(row)[i];
+
+        r.w[0] = v.x, r.w[1] = v.y;
+    }
+    return r;
+}
+
+template <int TYPE> CUDA_INLINE void kv_raw_floats(const struct kv_raw<TYPE> &r, float ret[KV_VEC])
+{
+#pragma unroll
+    for (int j = 0; j < KV_VEC; j++) {
+        if constexpr (TYPE == OPS_KV_F32) {
+            ret[j] = __uint_as_float(r.w[j]);
+        } else if constexpr (TYPE == OPS_KV_F16 || TYPE == OPS_KV_BF16) {
+            uint16_t h = (uint16_t)(r.w[j / 2] >> (j % 2 * 16));
+
+            ret[j] = TYPE == OPS_KV_F16 ? f32_of_f16(h) : f32_of_bf16(h);
+        } else {
+            uint8_t b = (uint8_t)(r.w[j / 4] >> (j % 4 * 8));
+
+            ret[j] = TYPE == OPS_KV_FP8 ? f32_of_fp8(b) : (float)(int8_t)b;
+        }
+    }
+}
+
 /* The scale of one slot and head, 1 for types without. */
 CUDA_INLINE float kv_scale_of(int32_t type, uint8_t *page, uint32_t at, int32_t head, int32_t slot)
 {

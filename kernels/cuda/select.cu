@@ -1,71 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of decode rows that read some of their slots: SparQ, top-k V, and slots that were given
- * (ops.h ops_select). The last begin at `logits`: their list lies where predict.cu left it, and
- * the row's own slot comes behind it. How long it is the host does not know; grids and chunks are
- * those of the longest that it can be.
+ * (ops.h ops_select). The last begin at select_chosen.cu: their list lies where predict.cu left it,
+ * and the row's own slot comes behind it. How long it is the host does not know; grids and chunks
+ * are those of the longest that it can be.
  *
- * rank    Block of 128 threads: 128 slots, one K head, up to 4 of the query heads that read it; a
- *         thread a slot. SparQ: the dims with the largest sums of |q| are found by each block anew
- *         (k_dim^2 compares), q becomes 0 elsewhere. With a copy of K by dim only those dims'
- *         lines are read: 64 slots of a dim lie together. Without, and for top-k V, whole rows.
- *         Writes the logits that rank slots, and with noise those that are observed.
- * choose  Block of 1024 threads a list: a head group (SparQ) or V head (top-k V). Softmax of each
- *         of its query heads, their sum a slot (on chip up to SELECT_ON_CHIP slots, else in
- *         scratch), the k-th best by radix (topk.cuh), the chosen slots in ascending order.
- * logits  SparQ: a warp a chosen slot and K head; true logits, at their place of the list, into
- *         scratch that the approximate ones no longer need.
- * values  Block of 128 threads: a chunk of the list, one query head. Softmax over what is chosen
- *         and the sum of values, as attention_decode.cu leaves them.
- * merge   Chunks in order; SparQ gives the rest of the probability to the mean of V.
+ * select_rank.cu gives each slot a logit, and tiles of slots their sums. Then, in order:
  *
- * Everything a row computes depends on its own sequence and policy alone. Bytes at 2K: r lines of
- * every 64 slots, then k rows of K and V; 4 bytes a slot and head go to L2 and back. Times: not
- * measured. */
+ * sum_heads  Block of 128 threads: 512 slots (2048 of many) of a list, which is a head group's
+ *            (SparQ) or a V head's (top-k V). Joins the tiles' sums; adds the probabilities of a
+ *            slot over the query heads, 4 slots a thread; counts slots by that mass in 2048 bins,
+ *            64 an octave down from what no mass exceeds, in shared memory, then adds them to the
+ *            list's counts.
+ * choose     Block of 1024 threads a list. The counts tell the bin with the k-th best; its slots,
+ *            some 20 of 8192, are listed on chip and ranked by radix (topk.cuh), or from memory
+ *            where more than 1024 are so much alike; then the chosen slots in ascending order, 8
+ *            a thread and scan.
+ *
+ * select_chosen.cu goes on: four launches, five of lists with several chunks.
+ *
+ * Everything a row computes depends on its own sequence and policy alone: tiles on its number of
+ * slots; counts are integers, whose sum has no order. Bytes at 2K: r lines of every 64 slots, then
+ * k rows of K and V; 8 bytes a slot and head go to L2 and back, 8 more a slot and list.
+ *
+ * Times: not measured since. Before, a layer of 32 query heads, 8 K heads of 128 and 8192 slots
+ * took 130 us for one sequence and 245 us for eight on an H200: softmax and choice by one block a
+ * list, with a load under way at a time, took most of it, and each pass of its radix let one
+ * thread walk 256 counts. */
 
 #include <cerrno>
 
-#include "kernels/cuda/select.cuh"
+#include "kernels/cuda/select_rows.cuh"
 
-/* Blocks a multiprocessor that ptxas is told: left alone it saves registers for more, and
- * spills. */
-enum { THREADS = 128, RANK_BLOCKS = 4, HB = 4, HEAD_MAX = 256, MASS_MAX = SELECT_ON_CHIP };
-
-static_assert(TOPK_THREADS == 1024, "choose has as many");
-
-struct select {
-    struct attend a;
-    int32_t kind, k, local; /* of all rows of the launch */
-    int32_t r;
-    int32_t most[CUDA_SEQS]; /* slots of its lists at most: its chunks follow from that */
-    int32_t entry[CUDA_SEQS];
-    struct ops_chosen chosen;
-    bool renorm;
-    bool on_chip;
-    bool packed; /* entry i of a list is in slot i of the pages; its number says its position */
-    bool mean[CUDA_SEQS];
-    float *approx;
-    float *mass;
-    int32_t *list;
-    int32_t *list_n;
-    float *stats;
+enum {
+    SUM_THREADS = 128,
+    SUM_BLOCKS = 8, /* that ptxas is told: left alone it saves registers for more, and spills */
+    SUM_SLOTS = SUM_THREADS * 4,
+    SUM_HEADS = 1024, /* query heads of a list at most */
+    BIN_SHIFT = 17,   /* 64 bins an octave: 32 octaves, and all that is below */
+    CANDIDATES = 1024,
+    ROUND_SLOTS = 8,
+    ROUND = TOPK_THREADS * ROUND_SLOTS
 };
+
+static_assert((int)SELECT_BINS == 2 * (int)TOPK_THREADS, "two are a thread's");
 
 /* A list's group, and the query heads whose probabilities it ranks by. */
 struct ranked {
     int32_t group, head0, head1;
 };
-
-CUDA_INLINE int32_t lists_of(const struct select *p)
-{
-    const struct cuda_layout *l = &p->a.seqs.layout;
-
-    return p->kind == OPS_SELECT_TOPV ? l->n_groups * l->v_heads : l->n_groups;
-}
-
-CUDA_INLINE int32_t list_of(const struct select *p, int32_t head)
-{
-    return head / (p->a.n_q / lists_of(p));
-}
 
 CUDA_INLINE struct ranked ranked_of(const struct select *p, int32_t list)
 {
@@ -75,259 +57,333 @@ CUDA_INLINE struct ranked ranked_of(const struct select *p, int32_t list)
     return r;
 }
 
-CUDA_INLINE int32_t list_length(const struct select *p, int32_t seq, int32_t list)
+/* The bin of a mass, 0 the best: by how far its bits are below those of `bound`, which is above all
+ * sums of probabilities; infinity is before it. */
+CUDA_INLINE int32_t bin_of(uint32_t bound, uint32_t bits)
 {
-    return p->kind == OPS_SELECT_GIVEN ? p->chosen.n[p->entry[seq]] + 1
-                                       : p->list_n[(size_t)(seq * p->a.n_q + list) * 2];
+    uint32_t below = bits > bound ? 0 : ((bound - bits) >> BIN_SHIFT) + 1;
+
+    return (int32_t)min(below, (uint32_t)SELECT_BINS - 1);
 }
 
-/* Slot i of a list of `n`. */
-CUDA_INLINE int32_t list_slot(const struct select *p, int32_t seq, int32_t list, int32_t i,
-                              int32_t n)
+/* ---- sum_heads ------------------------------------------------------------------------------ */
+
+/* Of head `h`, by one warp: the largest logit and 1 / the sum of e^(logit - largest). */
+CUDA_INLINE float2 join_tiles(const struct select *p, int32_t seq, int32_t h)
 {
-    if (p->kind != OPS_SELECT_GIVEN) {
-        return p->list[(size_t)(seq * p->a.n_q + list) * p->a.max_slots + i];
+    int32_t of_tile = p->tile_slots[seq];
+    int32_t n_tiles = (p->a.seqs.s[seq].n_slots + of_tile - 1) / of_tile;
+    const float2 *tile = reinterpret_cast<const float2 *>(tile_at(p, seq, h));
+    int32_t lane = (int32_t)threadIdx.x % WARP;
+    float top = -INFINITY;
+    float sum = 0;
+
+#pragma unroll 4
+    for (int32_t i = lane; i < n_tiles; i += WARP) {
+        top = fmaxf(top, tile[i].x);
     }
-    return i == n - 1
-               ? kv_own_slot(&p->a.seqs.s[seq], list)
-               : p->chosen
-                     .slots[(size_t)(p->entry[seq] * p->chosen.max_groups + list) * p->chosen.ld +
-                            i];
+    top = warp_max(top);
+#pragma unroll 4
+    for (int32_t i = lane; i < n_tiles && top > -INFINITY; i += WARP) {
+        sum += tile[i].y * expf(tile[i].x - top);
+    }
+    sum = warp_sum(sum);
+    return make_float2(top, sum > 0 ? 1.0f / sum : 0.0f);
 }
 
-/* Rows of scratch: (rows of the launch, n_q, max_slots). */
-CUDA_INLINE size_t head_at(const struct select *p, int32_t seq, int32_t head)
+CUDA_KERNEL void __launch_bounds__(SUM_THREADS, SUM_BLOCKS) sum_heads(struct select p)
 {
-    return (size_t)(seq * p->a.n_q + head) * p->a.max_slots;
-}
-
-CUDA_INLINE const float *query(const struct select *p, int32_t seq, int32_t head)
-{
-    return p->a.q + (size_t)p->a.seqs.s[seq].row0 * p->a.ldq +
-           (size_t)head * p->a.seqs.layout.k_dim;
-}
-
-/* ---- rank ----------------------------------------------------------------------------------- */
-
-/* q (HB, len) of the block's heads: times 1 / sqrt(share) at the chosen dims, whose numbers
- * dims[0...r) gets in ascending order, 0 elsewhere. Not SparQ: as it is. */
-CUDA_INLINE void load_query(const struct select *p, int32_t seq, int32_t k_head, int32_t head0,
-                            int32_t n_heads, int32_t len, float *q, float *sum, int32_t *dims)
-{
-    int32_t n = p->a.seqs.layout.k_dim;
-    int32_t share = p->a.n_q / (p->a.seqs.layout.n_groups * p->a.seqs.layout.k_heads);
-    bool sparq = p->kind == OPS_SELECT_SPARQ;
-
-    for (int32_t d = (int32_t)threadIdx.x; d < n && sparq; d += THREADS) {
-        float s = 0;
-
-        for (int32_t h = 0; h < share; h++) {
-            s += fabsf(query(p, seq, k_head * share + h)[d]);
-        }
-        sum[d] = s;
-    }
-    __syncthreads(); /* sum: written above, read below */
-    for (int32_t d = (int32_t)threadIdx.x; d < n && sparq; d += THREADS) {
-        int32_t better = 0;
-
-        for (int32_t o = 0; o < n; o++) {
-            better += sum[o] > sum[d] || (sum[o] == sum[d] && o < d);
-        }
-        dims[n + d] = better < p->r;
-    }
-    __syncthreads(); /* dims: flags written above, read below */
-    for (int32_t d = (int32_t)threadIdx.x; d < n && sparq; d += THREADS) {
-        int32_t before = 0;
-
-        for (int32_t o = 0; o < d; o++) {
-            before += dims[n + o];
-        }
-        if (dims[n + d]) {
-            dims[before] = d;
-        }
-    }
-    for (int32_t i = (int32_t)threadIdx.x; i < HB * len; i += THREADS) {
-        int32_t h = i / len;
-        int32_t d = i % len;
-
-        q[i] = h < n_heads && d < n && (!sparq || dims[n + d]) ? query(p, seq, head0 + h)[d] : 0.0f;
-    }
-    __syncthreads(); /* q: written above, read below */
-    if (sparq && (int32_t)threadIdx.x < n_heads) {
-        const float *from = query(p, seq, head0 + (int32_t)threadIdx.x);
-        float all = 0;
-        float some = 0;
-
-        for (int32_t d = 0; d < n; d++) {
-            all += fabsf(from[d]);
-            some += fabsf(q[(int32_t)threadIdx.x * len + d]);
-        }
-        sum[HEAD_MAX + threadIdx.x] = some > 0 ? 1.0f / sqrtf(some / all) : 1.0f;
-    } else if ((int32_t)threadIdx.x < HB) {
-        sum[HEAD_MAX + threadIdx.x] = 1.0f;
-    }
-    __syncthreads(); /* sum: factors of q's heads */
-}
-
-/* q k of one slot for the block's heads. */
-CUDA_INLINE void products(const struct select *p, int32_t seq, int32_t group, int32_t k_head,
-                          int32_t slot, const float *q, int32_t len, const int32_t *dims,
-                          float dot[HB])
-{
-    const struct cuda_layout *l = &p->a.seqs.layout;
-    uint8_t *page = kv_page(l, &p->a.seqs.s[seq], group, slot);
-
-    for (int h = 0; h < HB; h++) {
-        dot[h] = 0;
-    }
-    if (p->kind == OPS_SELECT_SPARQ && l->rank != OPS_RANK_ONCE) {
-        int32_t type = kv_rank_type(l);
-        float scale = kv_rank_scale(l, page, k_head, slot);
-
-        for (int32_t i = 0; i < p->r; i++) {
-            float k = kv_element(type, kv_rank_dim(l, page, k_head, dims[i]), slot % OPS_PAGE_SLOTS,
-                                 scale);
-
-#pragma unroll
-            for (int h = 0; h < HB; h++) {
-                dot[h] += q[h * len + dims[i]] * k;
-            }
-        }
-        return;
-    }
-    for (int32_t i = 0; i < len / KV_VEC; i++) {
-        float k[KV_VEC];
-
-        kv_load8(l->k_type, kv_k_row(l, page, k_head, slot), i, k);
-#pragma unroll
-        for (int h = 0; h < HB; h++) {
-#pragma unroll
-            for (int j = 0; j < KV_VEC; j++) {
-                dot[h] += q[h * len + i * KV_VEC + j] * k[j];
-            }
-        }
-    }
-    float scale = kv_scale_of(l->k_type, page, l->k_scale_at, k_head, slot);
-
-    for (int h = 0; h < HB; h++) {
-        dot[h] *= scale;
-    }
-}
-
-CUDA_KERNEL void __launch_bounds__(THREADS, RANK_BLOCKS) rank(struct select p)
-{
-    __shared__ __align__(16) float q[HB * HEAD_MAX];
-    __shared__ float sum[HEAD_MAX + HB];
-    __shared__ int32_t dims[2 * HEAD_MAX];
-    const struct cuda_layout *l = &p.a.seqs.layout;
+    __shared__ __align__(16) int32_t count[SELECT_BINS];
+    __shared__ float2 of_head[SUM_HEADS];
     int32_t seq = (int32_t)blockIdx.z;
+    int32_t list = (int32_t)blockIdx.y;
     const struct cuda_seq *s = &p.a.seqs.s[seq];
-    int32_t share = p.a.n_q / (l->n_groups * l->k_heads);
-    int32_t blocks = (share + HB - 1) / HB;
-    int32_t k = (int32_t)blockIdx.y / blocks;
-    int32_t head0 = k * share + (int32_t)blockIdx.y % blocks * HB;
-    int32_t n_heads = min((int32_t)HB, (k + 1) * share - head0);
-    int32_t group = k / l->k_heads;
-    int32_t slot = (int32_t)(blockIdx.x * THREADS + threadIdx.x);
-    int32_t len = (l->k_dim + KV_VEC - 1) / KV_VEC * KV_VEC;
-    int32_t pos;
-    float dot[HB];
+    struct ranked r = ranked_of(&p, list);
+    size_t at = (size_t)(seq * p.a.n_q + list);
+    int32_t n_heads = r.head1 - r.head0;
+    int32_t from = (int32_t)blockIdx.x * p.mass_slots;
+    int32_t end = min(from + p.mass_slots, padded_of(s->n_slots));
+    int32_t pos_local = s->pos0 - p.local + 1;
+    float bound = 0;
+    uint4 *counts = reinterpret_cast<uint4 *>(count);
 
-    if ((int32_t)blockIdx.x * THREADS >= s->n_slots) {
+    grid_begin();
+    grid_wait();
+    if (from >= end && blockIdx.x > 0) {
         return;
     }
-    load_query(&p, seq, k, head0, n_heads, len, q, sum, dims);
-    if (slot >= s->n_slots) {
-        return;
+    for (int32_t h = (int32_t)threadIdx.x / WARP; h < n_heads; h += SUM_THREADS / WARP) {
+        float2 x = join_tiles(&p, seq, r.head0 + h);
+
+        if (threadIdx.x % WARP == 0) {
+            of_head[h] = x;
+            if (blockIdx.x == 0) {
+                float *to = p.stats + (size_t)(seq * p.a.n_q + r.head0 + h) * 4;
+
+                to[0] = x.x;
+                to[1] = x.y;
+            }
+        }
     }
-    pos = kv_pos(s, group, slot);
-    if (kv_visible(pos, s->pos0, p.a.window)) {
-        products(&p, seq, group, k % l->k_heads, slot, q, len, dims, dot);
-    } else {
-        pos = -1;
+    for (int32_t i = (int32_t)threadIdx.x; i < SELECT_BINS / 4; i += SUM_THREADS) {
+        counts[i] = make_uint4(0, 0, 0, 0);
     }
+    __syncthreads(); /* of_head written; count cleared */
     for (int32_t h = 0; h < n_heads; h++) {
-        float x = pos < 0 ? -INFINITY
-                          : attend_logit(&p.a, dot[h] * sum[HEAD_MAX + h],
-                                         attend_slope(&p.a, head0 + h), pos, s->pos0);
+        bound += of_head[h].y;
+    }
+    bound *= 1.001f; /* more than sums of as many terms are rounded up by */
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        p.stats[(size_t)(seq * p.a.n_q + r.head0) * 4 + 3] = bound;
+    }
+    for (int32_t slot = from + (int32_t)threadIdx.x * 4; slot < end; slot += SUM_SLOTS) {
+        float mass[4] = {};
+        bool seen[4] = {};
 
-        p.approx[head_at(&p, seq, head0 + h) + slot] = x;
-        if (attend_observed(&p.a, seq)) {
-            p.a.logits[head_at(&p, seq, head0 + h) + slot] =
-                attend_noisy(&p.a.observe[seq], x, head0 + h, 0, s->pos0, pos);
+#pragma unroll 4
+        for (int32_t h = 0; h < n_heads; h++) {
+            float4 v =
+                *reinterpret_cast<const float4 *>(p.approx + head_at(&p, seq, r.head0 + h) + slot);
+            float x[4] = {v.x, v.y, v.z, v.w};
+            float2 of = of_head[h];
+
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                seen[j] = x[j] > -INFINITY; /* the same of all heads */
+                mass[j] += seen[j] ? expf(x[j] - of.x) * of.y : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (seen[j]) {
+                bool local = p.local > 0 && kv_pos(s, r.group, slot + j) >= pos_local;
+
+                mass[j] = local ? INFINITY : mass[j]; /* before all others */
+                atomicAdd(&count[bin_of(__float_as_uint(bound), __float_as_uint(mass[j]))], 1);
+            } else {
+                mass[j] = -1;
+            }
+        }
+        *reinterpret_cast<float4 *>(p.mass + at * p.a.max_slots + slot) =
+            make_float4(mass[0], mass[1], mass[2], mass[3]);
+    }
+    __syncthreads(); /* count: complete */
+    for (int32_t i = (int32_t)threadIdx.x; i < SELECT_BINS / 4; i += SUM_THREADS) {
+        uint4 four = counts[i];
+        uint32_t n[4] = {four.x, four.y, four.z, four.w};
+
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (n[j] > 0) {
+                atomicAdd(p.count + at * SELECT_BINS + i * 4 + j, (int32_t)n[j]);
+            }
         }
     }
 }
 
 /* ---- choose --------------------------------------------------------------------------------- */
 
+/* What ranks the slots of a list: those of one bin, the best first, by the larger mass, then by the
+ * lower position. */
+struct binned {
+    const struct cuda_seq *s;
+    const float *mass;
+    uint32_t bound;
+    int32_t group, bin;
+};
+
+/* Of a slot in the bin: all but of the last, the bits that bins leave are the key's first digits.
+ */
+CUDA_INLINE uint64_t bin_key(const struct binned *c, uint32_t bits, int32_t slot)
+{
+    uint32_t first = c->bound - ((uint32_t)max(c->bin - 1, 0) << BIN_SHIFT); /* its largest bits */
+    uint64_t rest = c->bin == 0 ? 0 : first - bits;
+
+    return rest << (c->bin < SELECT_BINS - 1 ? 64 - BIN_SHIFT : 32) |
+           (uint32_t)kv_pos(c->s, c->group, slot);
+}
+
+CUDA_INLINE uint64_t topk_key(const struct binned *c, int32_t list, int32_t slot)
+{
+    float mass = c->mass[slot];
+    uint32_t bits = __float_as_uint(mass);
+
+    return mass >= 0 && bin_of(c->bound, bits) == c->bin ? bin_key(c, bits, slot) : TOPK_NONE;
+}
+
+struct listed {
+    const uint64_t *key; /* shared */
+};
+
+CUDA_INLINE uint64_t topk_key(const struct listed *c, int32_t list, int32_t i)
+{
+    return c->key[i];
+}
+
+/* The thread's masses of a round; -1 behind the last. */
+CUDA_INLINE void load_round(const float *mass, int32_t first, int32_t end, float ret[ROUND_SLOTS])
+{
+    float4 v[2] = {make_float4(-1, -1, -1, -1), make_float4(-1, -1, -1, -1)};
+
+    if (first < end) { /* both: rows are padded */
+        v[0] = reinterpret_cast<const float4 *>(mass + first)[0];
+        v[1] = reinterpret_cast<const float4 *>(mass + first)[1];
+    }
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        ret[4 * j] = v[j].x, ret[4 * j + 1] = v[j].y;
+        ret[4 * j + 2] = v[j].z, ret[4 * j + 3] = v[j].w;
+    }
+}
+
+/* Of each query head, the share of its probability that the list's n slots have: a warp a head. */
+CUDA_INLINE void sum_shares(const struct select *p, int32_t seq, struct ranked r,
+                            const int32_t *list, int32_t n, bool all)
+{
+    int32_t lane = (int32_t)threadIdx.x % WARP;
+
+    for (int32_t h = r.head0 + (int32_t)threadIdx.x / WARP; h < r.head1; h += TOPK_WARPS) {
+        const float *x = p->approx + head_at(p, seq, h);
+        float *stats = p->stats + (size_t)(seq * p->a.n_q + h) * 4;
+        float top = stats[0];
+        float share = 0;
+
+#pragma unroll 4
+        for (int32_t i = lane; i < n && !all; i += WARP) {
+            share += expf(x[list[i]] - top);
+        }
+        share = warp_sum(share) * stats[1];
+        if (lane == 0) {
+            stats[2] = all ? 1.0f : share;
+        }
+    }
+}
+
+CUDA_INLINE int32_t live_slots(const struct cuda_seq *s, int32_t group, int32_t *part)
+{
+    int32_t live = 0;
+    int32_t before;
+
+    if (!s->slot_pos) {
+        return s->n_slots;
+    }
+#pragma unroll 4
+    for (int32_t i = (int32_t)threadIdx.x; i < s->n_slots; i += TOPK_THREADS) {
+        live += kv_pos(s, group, i) >= 0;
+    }
+    return topk_scan(live, part, &before);
+}
+
 CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) choose(struct select p)
 {
-    CUDA_SHARED(float, memory);
-    __shared__ float part[32];
-    __shared__ int32_t ipart[TOPK_WARPS];
-    __shared__ int32_t count[256];
+    __shared__ uint64_t key[CANDIDATES];
+    __shared__ int32_t part[TOPK_WARPS];
+    __shared__ int32_t count[TOPK_DIGITS];
+    __shared__ int32_t bin, of_bin, need, n_keys;
     int32_t seq = (int32_t)blockIdx.y;
     int32_t list = (int32_t)blockIdx.x;
     const struct cuda_seq *s = &p.a.seqs.s[seq];
     struct ranked r = ranked_of(&p, list);
     size_t at = (size_t)(seq * p.a.n_q + list);
-    float *sum = p.on_chip ? memory : p.mass + at * p.a.max_slots;
-    struct mass m = {s, sum, r.group, s->pos0 - p.local + 1};
-    int32_t seen = 0;
-    int32_t live = 0;
-    int32_t before;
-    int32_t n;
-    uint64_t last = TOPK_NONE - 1;
+    const float *mass = p.mass + at * p.a.max_slots;
+    int32_t *to = p.list + at * p.a.max_slots;
+    int32_t end = padded_of(s->n_slots);
+    int32_t own = (int32_t)threadIdx.x;
+    float x[ROUND_SLOTS];
+    int32_t before, seen;
+    int32_t n = 0;
+    uint64_t last = TOPK_NONE; /* of the bin: all */
+    struct binned of;
+    int32_t bins[2]; /* the thread's */
 
-    for (int32_t i = (int32_t)threadIdx.x; i < s->n_slots; i += TOPK_THREADS) {
-        int32_t pos = kv_pos(s, r.group, i);
-        bool visible = kv_visible(pos, s->pos0, p.a.window);
-
-        sum[i] = visible ? 0.0f : -1.0f;
-        seen += visible;
-        live += pos >= 0;
+    grid_begin();
+    grid_wait();
+    load_round(mass, own * ROUND_SLOTS, end, x);
+    for (int j = 0; j < 2; j++) {
+        bins[j] = p.count[at * SELECT_BINS + 2 * own + j];
     }
-    seen = topk_scan(seen, ipart, &before);
-    live = topk_scan(live, ipart, &before);
-    for (int32_t h = r.head0; h < r.head1; h++) {
-        const float *x = p.approx + head_at(&p, seq, h);
-        float top;
-        float inv;
-
-        softmax_sums(x, s->n_slots, part, &top, &inv);
-        for (int32_t i = (int32_t)threadIdx.x; i < s->n_slots; i += TOPK_THREADS) {
-            sum[i] += x[i] > -INFINITY ? expf(x[i] - top) * inv : 0.0f;
+    if (own == 0) {
+        bin = SELECT_BINS - 1;
+        n_keys = 0;
+        of_bin = 0;
+        need = 0;
+    }
+    seen = topk_scan(bins[0] + bins[1], part, &before); /* its barriers: bin, n_keys */
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        if (before < p.k && p.k <= before + bins[j]) { /* one bin of all, if so many are seen */
+            bin = 2 * own + j;
+            of_bin = bins[j];
+            need = p.k - before;
         }
-        if (threadIdx.x == 0) {
-            float *to = p.stats + (size_t)(seq * p.a.n_q + h) * 4;
+        before += bins[j];
+    }
+    __syncthreads(); /* bin, of_bin, need: written by one thread, read by all */
+    of = {s, mass, __float_as_uint(p.stats[(size_t)(seq * p.a.n_q + r.head0) * 4 + 3]), r.group,
+          bin};
+    if (need < of_bin && of_bin <= CANDIDATES) { /* the same for all threads, as below */
+        struct listed c = {key};
 
-            to[0] = top;
-            to[1] = inv;
+        for (int32_t s0 = 0; s0 < end; s0 += ROUND) {
+            int32_t first = s0 + own * ROUND_SLOTS;
+
+            if (s0 > 0) {
+                load_round(mass, first, end, x);
+            }
+#pragma unroll
+            for (int j = 0; j < ROUND_SLOTS; j++) {
+                uint32_t bits = __float_as_uint(x[j]);
+
+                if (x[j] >= 0 && bin_of(of.bound, bits) == bin) {
+                    key[atomicAdd(&n_keys, 1)] = bin_key(&of, bits, first + j);
+                }
+            }
+        }
+        __syncthreads(); /* key: complete */
+        last = topk_nth(&c, 0, of_bin, need, count);
+    } else if (need < of_bin) {
+        last = topk_nth(&of, 0, s->n_slots, need, count);
+    }
+    for (int32_t s0 = 0; s0 < end; s0 += ROUND) {
+        int32_t first = s0 + own * ROUND_SLOTS;
+        uint32_t in = 0;
+        int32_t all;
+
+        if (end > ROUND) {
+            load_round(mass, first, end, x);
+        }
+#pragma unroll
+        for (int j = 0; j < ROUND_SLOTS; j++) {
+            uint32_t bits = __float_as_uint(x[j]);
+            int32_t b = bin_of(of.bound, bits);
+            bool takes = x[j] >= 0 && b <= bin;
+
+            if (takes && b == bin && last != TOPK_NONE) {
+                takes = bin_key(&of, bits, first + j) <= last;
+            }
+            in |= (uint32_t)takes << j;
+        }
+        all = topk_scan(__popc(in), part, &before);
+        before += n;
+#pragma unroll
+        for (int j = 0; j < ROUND_SLOTS; j++) {
+            if (in >> j & 1) {
+                to[before++] = first + j;
+            }
+        }
+        n += all;
+    }
+    if (p.mean[seq]) { /* the same for all threads */
+        int32_t live = live_slots(s, r.group, part);
+
+        __syncthreads(); /* list: written above, read below */
+        sum_shares(&p, seq, r, to, n, seen <= p.k);
+        if (own == 0) {
+            p.list_n[at * 2 + 1] = live;
         }
     }
-    __syncthreads(); /* sum: each thread's own slots; read by others below */
-    if (seen > p.k) {
-        last = topk_nth(&m, list, s->n_slots, p.k, count);
-    }
-    n = write_list(&m, s->n_slots, last, p.list + at * p.a.max_slots, ipart);
-    __syncthreads(); /* list: written above, read below */
-    for (int32_t h = r.head0; h < r.head1; h++) {
-        const float *x = p.approx + head_at(&p, seq, h);
-        float *stats = p.stats + (size_t)(seq * p.a.n_q + h) * 4;
-        float share = 0;
-
-        for (int32_t i = (int32_t)threadIdx.x; i < n && seen > p.k; i += TOPK_THREADS) {
-            share += expf(x[p.list[at * p.a.max_slots + i]] - stats[0]) * stats[1];
-        }
-        share = block_sum(share, part, TOPK_WARPS);
-        if (threadIdx.x == 0) {
-            stats[2] = seen > p.k ? share : 1.0f;
-        }
-    }
-    if (threadIdx.x == 0) {
+    if (own == 0) {
         p.list_n[at * 2] = n;
-        p.list_n[at * 2 + 1] = live;
     }
 }
 
@@ -351,160 +407,6 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS) noisy_sums(struct select p)
     }
 }
 
-/* ---- attention over the list ---------------------------------------------------------------- */
-
-CUDA_KERNEL void __launch_bounds__(THREADS) chosen_logits(struct select p)
-{
-    const struct cuda_layout *l = &p.a.seqs.layout;
-    int32_t seq = (int32_t)blockIdx.z;
-    const struct cuda_seq *s = &p.a.seqs.s[seq];
-    int32_t k = (int32_t)blockIdx.y;
-    int32_t group = k / l->k_heads;
-    int32_t share = p.a.n_q / (l->n_groups * l->k_heads);
-    int32_t n = list_length(&p, seq, group);
-    int32_t i = (int32_t)(blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP);
-    int lane = (int)threadIdx.x % WARP;
-    int32_t slot;
-    int32_t pos;
-    uint8_t *page;
-    float v[KV_VEC] = {};
-
-    if (i >= n) {
-        return;
-    }
-    slot = list_slot(&p, seq, group, i, n);
-    if (slot < 0) { /* the group lists fewer */
-        for (int32_t h = k * share + lane; h < (k + 1) * share; h += WARP) {
-            p.approx[head_at(&p, seq, h) + i] = -INFINITY;
-        }
-        return;
-    }
-    pos = kv_pos(s, group, slot);
-    slot = p.packed ? i : slot;
-    page = kv_page(l, s, group, slot);
-    if (lane * KV_VEC < l->k_dim) {
-        kv_load8(l->k_type, kv_k_row(l, page, k % l->k_heads, slot), lane, v);
-    }
-    for (int32_t h = k * share; h < (k + 1) * share; h++) {
-        const float *q = query(&p, seq, h);
-        float dot = 0;
-
-        for (int j = 0; j < KV_VEC; j++) {
-            dot += lane * KV_VEC + j < l->k_dim ? q[lane * KV_VEC + j] * v[j] : 0.0f;
-        }
-        dot = warp_sum(dot) * kv_scale_of(l->k_type, page, l->k_scale_at, k % l->k_heads, slot);
-        if (lane == 0) {
-            p.approx[head_at(&p, seq, h) + i] =
-                attend_logit(&p.a, dot, attend_slope(&p.a, h), pos, s->pos0);
-        }
-    }
-}
-
-CUDA_KERNEL void __launch_bounds__(THREADS) chosen_values(struct select p)
-{
-    __shared__ float w[SELECT_CHUNK_MAX];
-    __shared__ float red[THREADS * KV_VEC];
-    __shared__ float part[32];
-    const struct cuda_layout *l = &p.a.seqs.layout;
-    int32_t seq = (int32_t)blockIdx.z;
-    int32_t head = (int32_t)blockIdx.y;
-    const struct cuda_seq *s = &p.a.seqs.s[seq];
-    struct attend_head at = attend_head_of(&p.a, head);
-    int32_t list = list_of(&p, head);
-    const float *x = p.approx + head_at(&p, seq, head);
-    int32_t n = list_length(&p, seq, list);
-    int32_t chunk = cuda_chunk(p.most[seq]);
-    int32_t i0 = (int32_t)blockIdx.x * chunk;
-    int32_t i1 = min(i0 + chunk, n);
-    int32_t n_vec = (l->v_dim + KV_VEC - 1) / KV_VEC;
-    int32_t n_sub = THREADS / n_vec;
-    int32_t vec = (int32_t)threadIdx.x % n_vec;
-    int32_t sub = (int32_t)threadIdx.x / n_vec;
-    float *to =
-        p.a.part + ((size_t)(seq * p.a.n_q + head) * p.a.n_chunks + blockIdx.x) * p.a.part_len;
-    float acc[KV_VEC] = {};
-    float top = -INFINITY;
-    float sum = 0;
-
-    if (i0 >= i1) {
-        return;
-    }
-    for (int32_t i = i0 + (int32_t)threadIdx.x; i < i1; i += THREADS) {
-        w[i - i0] = x[p.kind == OPS_SELECT_TOPV ? list_slot(&p, seq, list, i, n) : i];
-        top = fmaxf(top, w[i - i0]);
-    }
-    top = block_max(top, part, THREADS / WARP);
-    for (int32_t i = i0 + (int32_t)threadIdx.x; i < i1; i += THREADS) {
-        w[i - i0] = top > -INFINITY ? expf(w[i - i0] - top) : 0.0f;
-        sum += w[i - i0];
-    }
-    sum = block_sum(sum, part, THREADS / WARP); /* its barriers: w is complete */
-    for (int32_t i = i0 + sub; i < i1 && sub < n_sub; i += n_sub) {
-        int32_t slot = list_slot(&p, seq, list, i, n);
-
-        if (slot < 0) {
-            continue;
-        }
-        slot = p.packed ? i : slot;
-
-        uint8_t *page = kv_page(l, s, at.group, slot);
-        float e = w[i - i0] * kv_scale_of(l->v_type, page, l->v_scale_at, at.v_head, slot);
-        float v[KV_VEC];
-
-        kv_load8(l->v_type, kv_v_row(l, page, at.v_head, slot), vec, v);
-        for (int j = 0; j < KV_VEC; j++) {
-            acc[j] += e * v[j];
-        }
-    }
-    for (int j = 0; j < KV_VEC && sub < n_sub; j++) {
-        red[(sub * n_vec + vec) * KV_VEC + j] = acc[j];
-    }
-    __syncthreads(); /* red: written above, read below */
-    for (int32_t d = (int32_t)threadIdx.x; d < l->v_dim; d += THREADS) {
-        float v = 0;
-
-        for (int32_t i = 0; i < n_sub; i++) {
-            v += red[i * n_vec * KV_VEC + d];
-        }
-        to[4 + d] = v;
-    }
-    if (threadIdx.x == 0) {
-        to[0] = top;
-        to[1] = sum;
-    }
-}
-
-CUDA_KERNEL void __launch_bounds__(THREADS) chosen_merge(struct select p)
-{
-    const struct cuda_layout *l = &p.a.seqs.layout;
-    int32_t head = (int32_t)blockIdx.x;
-    int32_t seq = (int32_t)blockIdx.y;
-    const struct cuda_seq *s = &p.a.seqs.s[seq];
-    struct attend_head at = attend_head_of(&p.a, head);
-    int32_t list = list_of(&p, head);
-    int32_t chunk = cuda_chunk(p.most[seq]);
-    int32_t n = (list_length(&p, seq, list) + chunk - 1) / chunk;
-    const float *part = p.a.part + (size_t)(seq * p.a.n_q + head) * p.a.n_chunks * p.a.part_len;
-    const float *stats = p.stats + (size_t)(seq * p.a.n_q + head) * 4;
-    const float *v_sum = s->v_sum + (size_t)(at.group * l->v_heads + at.v_head) * l->v_dim;
-    float *out = p.a.out + (size_t)s->row0 * p.a.ldo + (size_t)head * l->v_dim;
-    bool mean = p.mean[seq] && stats[2] != 1.0f;
-    float top;
-    float inv = attend_merge_sums(part, p.a.part_len, n, 0, &top);
-
-    if (p.kind == OPS_SELECT_TOPV && !p.renorm && top > -INFINITY) {
-        inv = stats[1] * expf(top - stats[0]); /* of all slots, not of the chosen */
-    }
-    for (int32_t d = (int32_t)threadIdx.x; d < l->v_dim; d += THREADS) {
-        float v = attend_merge_value(part, p.a.part_len, n, top, d) * inv;
-
-        out[d] = mean ? stats[2] * v +
-                            (1.0f - stats[2]) *
-                                (v_sum[d] / (float)p.list_n[(size_t)(seq * p.a.n_q + list) * 2 + 1])
-                      : v;
-    }
-}
-
 /* ---- the call ------------------------------------------------------------------------------- */
 
 bool cuda_select_valid(const struct cuda *cu, const struct ops_attention *p, int32_t seq)
@@ -525,58 +427,46 @@ bool cuda_select_valid(const struct cuda *cu, const struct ops_attention *p, int
            (!s->mean || kv->v_sum);
 }
 
-static int launch_choose(struct cuda *cu, struct select *p, int32_t n_lists, int32_t most)
+static int launch_observe(struct cuda *cu, struct select *p, int32_t most)
 {
-    size_t shared = p->on_chip ? (size_t)most * sizeof(float) : 0;
-
-    CUDA_LAUNCH_LARGE(cu, dim3((unsigned)n_lists, (unsigned)p->a.seqs.n), dim3(TOPK_THREADS),
-                      shared, choose, *p);
-    return cuda_launched(cu, "choose");
-}
-
-static int launch_rank(struct cuda *cu, struct select *p, int32_t most, bool observed)
-{
-    const struct cuda_layout *l = &p->a.seqs.layout;
-    unsigned k_heads = (unsigned)(l->n_groups * l->k_heads);
-    unsigned n_seqs = (unsigned)p->a.seqs.n;
     int r;
 
-    CUDA_LAUNCH(cu,
-                dim3(cuda_div_up((uint64_t)most, THREADS),
-                     k_heads * cuda_div_up((uint64_t)p->a.n_q / k_heads, HB), n_seqs),
-                dim3(THREADS), 0, rank, *p);
-    r = cuda_launched(cu, "rank");
-    if (r == 0 && observed) {
-        CUDA_LAUNCH(cu, dim3((unsigned)p->a.n_q, n_seqs), dim3(TOPK_THREADS), 0, noisy_sums, *p);
-        r = cuda_launched(cu, "noisy_sums");
-        r = r < 0 ? r : cuda_attend_observe(cu, &p->a, most);
+    CUDA_LAUNCH(cu, dim3((unsigned)p->a.n_q, (unsigned)p->a.seqs.n), dim3(TOPK_THREADS), 0,
+                noisy_sums, *p);
+    r = cuda_launched(cu, "noisy_sums");
+    return r < 0 ? r : cuda_attend_observe(cu, &p->a, most);
+}
+
+static int launch_choose(struct cuda *cu, struct select *p, int32_t n_lists, int32_t most)
+{
+    unsigned n = (unsigned)p->a.seqs.n;
+    int r;
+
+    p->mass_slots = most <= SELECT_NEAR ? SUM_SLOTS : 4 * SUM_SLOTS;
+    CUDA_LAUNCH_EARLY(cu, dim3(cuda_div_up((uint64_t)most, p->mass_slots), (unsigned)n_lists, n),
+                      dim3(SUM_THREADS), 0, sum_heads, *p);
+    r = cuda_launched(cu, "sum_heads");
+    if (r == 0) {
+        CUDA_LAUNCH_EARLY(cu, dim3((unsigned)n_lists, n), dim3(TOPK_THREADS), 0, choose, *p);
+        r = cuda_launched(cu, "choose");
     }
     return r;
 }
 
-static int launch_chosen(struct cuda *cu, struct select *p, int32_t longest)
+/* Query heads in a row that read one K head and one V head: what divides both runs. */
+static int32_t run_of(const struct attend *a)
 {
-    const struct cuda_layout *l = &p->a.seqs.layout;
-    unsigned n_seqs = (unsigned)p->a.seqs.n;
-    int r = 0;
+    const struct cuda_layout *l = &a->seqs.layout;
+    int32_t x = a->n_q / (l->n_groups * l->k_heads);
+    int32_t y = a->n_q / (l->n_groups * l->v_heads);
 
-    if (p->kind != OPS_SELECT_TOPV) {
-        CUDA_LAUNCH(cu,
-                    dim3(cuda_div_up((uint64_t)longest, THREADS / WARP),
-                         (unsigned)(l->n_groups * l->k_heads), n_seqs),
-                    dim3(THREADS), 0, chosen_logits, *p);
-        r = cuda_launched(cu, "chosen_logits");
+    while (y > 0) {
+        int32_t rest = x % y;
+
+        x = y;
+        y = rest;
     }
-    if (r == 0) {
-        CUDA_LAUNCH(cu, dim3((unsigned)p->a.n_chunks, (unsigned)p->a.n_q, n_seqs), dim3(THREADS), 0,
-                    chosen_values, *p);
-        r = cuda_launched(cu, "chosen_values");
-    }
-    if (r == 0) {
-        CUDA_LAUNCH(cu, dim3((unsigned)p->a.n_q, n_seqs), dim3(THREADS), 0, chosen_merge, *p);
-        r = cuda_launched(cu, "chosen_merge");
-    }
-    return r;
+    return x;
 }
 
 static int32_t percent_of(int32_t n, int32_t percent)
@@ -584,23 +474,25 @@ static int32_t percent_of(int32_t n, int32_t percent)
     return (int32_t)((int64_t)n * percent / 100);
 }
 
-/* As many slots as a list can have. */
-static int32_t longest_list(const struct ops_select *s, const struct cuda_seq *of)
+/* As many slots as a list can have, of a row that sees `seen`. */
+static int32_t longest_list(const struct ops_select *s, const struct cuda_seq *of, int32_t seen)
 {
     int32_t k = s->k;
 
     if (s->kind == OPS_SELECT_GIVEN) { /* ops.h ops_predict, and the row's own */
         k = s->count ? s->count : percent_of(of->pos0, s->share ? s->share : s->cap);
         k = (k < 1 ? 1 : k < of->n_slots ? k : of->n_slots) + 1;
+        seen = of->n_slots;
     }
-    return k < of->n_slots ? k : of->n_slots;
+    return k < seen ? k : seen;
 }
 
-int cuda_attend_select(struct cuda *cu, const struct attend *a, const struct ops_select *select)
+int cuda_attend_select(struct cuda *cu, const struct attend *a, const struct ops_select *select,
+                       const int32_t *seen)
 {
     struct select p = {};
     int32_t most = 1;
-    int32_t longest = 1;
+    int32_t tiles = 1;
     bool observed = false;
     int r;
 
@@ -615,6 +507,10 @@ int cuda_attend_select(struct cuda *cu, const struct attend *a, const struct ops
     p.list = cu->scratch.list;
     p.list_n = cu->scratch.list_n;
     p.stats = cu->scratch.stats;
+    p.tile = cu->scratch.tile;
+    p.count = cu->scratch.count;
+    p.max_tiles = select_max_tiles(cu->limits.max_slots);
+    p.run = run_of(a);
     p.a.n_chunks = 1;
     if (p.kind == OPS_SELECT_GIVEN) {
         p.chosen = *select[0].chosen;
@@ -622,25 +518,30 @@ int cuda_attend_select(struct cuda *cu, const struct attend *a, const struct ops
     }
     for (int32_t i = 0; i < a->seqs.n; i++) {
         int32_t n = a->seqs.s[i].n_slots;
-        int32_t list = longest_list(&select[i], &a->seqs.s[i]);
+        int32_t list = longest_list(&select[i], &a->seqs.s[i], seen[i]);
         int32_t chunks = (list + cuda_chunk(list) - 1) / cuda_chunk(list);
+        int32_t of_tile = select_tile(seen[i]);
 
+        p.tile_slots[i] = of_tile;
         p.mean[i] = select[i].mean;
         p.most[i] = list;
         p.entry[i] = select[i].entry;
         most = n > most ? n : most;
-        longest = list > longest ? list : longest;
+        tiles = n > tiles * of_tile ? (n + of_tile - 1) / of_tile : tiles;
         p.a.n_chunks = chunks > p.a.n_chunks ? chunks : p.a.n_chunks;
         observed = observed || (n > 0 && a->seqs.s[i].score && a->observe[i].row_first < 1);
     }
-    p.on_chip = most <= MASS_MAX;
-    r = p.kind == OPS_SELECT_GIVEN ? 0 : launch_rank(cu, &p, most, observed);
-    if (r == 0 && p.kind != OPS_SELECT_GIVEN) {
+    if (p.kind == OPS_SELECT_GIVEN) {
+        return cuda_attend_chosen(cu, &p);
+    }
+    r = cuda_select_rank(cu, &p, tiles);
+    r = r == 0 && observed ? launch_observe(cu, &p, most) : r;
+    if (r == 0) {
         r = launch_choose(cu, &p,
                           p.kind == OPS_SELECT_SPARQ
                               ? a->seqs.layout.n_groups
                               : a->seqs.layout.n_groups * a->seqs.layout.v_heads,
                           most);
     }
-    return r < 0 ? r : launch_chosen(cu, &p, longest);
+    return r < 0 ? r : cuda_attend_chosen(cu, &p);
 }

@@ -337,7 +337,7 @@ static void graph_that_foretells(void)
                                         "skew_queries", "rank_predicted", "sum_predicted",
                                         "predict"};
     static const char *const all[] = {"decode_stream"};
-    static const char *const chosen[] = {"chosen_logits", "chosen_values", "chosen_merge"};
+    static const char *const chosen[] = {"attend_chosen"};
     static const char *const before[] = {"prepare_rows", "rows_f32"};
     static const char *const store[] = {"rope_store"};
     static const char *const after[] = {"prepare_rows", "rows_f32",     "prepare_rows",
@@ -359,7 +359,7 @@ static void graph_that_foretells(void)
         } parts[] = {{ahead, i >= 1 && i + 1 < LAYERS ? 7 : 0},
                      {before, 2},
                      {store, 1},
-                     {i >= 2 ? chosen : all, i >= 2 ? 3 : 1},
+                     {i >= 2 ? chosen : all, 1},
                      {after, 6}};
 
         for (int k = 0; k < 5; k++) {
@@ -451,7 +451,7 @@ static void pool_on_the_host(void)
         } else if (branch && c[i].node == branch + 1) {
             expect(c[i].after[0] == from && c[i].after[1] == 0, "the main chain goes on beside it");
         }
-        if (same(&c[i], "chosen_logits")) {
+        if (same(&c[i], "attend_chosen")) {
             expect(branch > 0 && c[i].after[1] == branch, "attention waits for what was brought");
         } else {
             expect(c[i].after[1] == 0 || same(&c[i], "bring"), "%s waits for a branch", c[i].name);

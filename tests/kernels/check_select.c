@@ -30,12 +30,12 @@ const struct backend_limits check_limits = {
     .max_outputs = 64,
     .max_heads = 32,
     .max_head_dim = 128,
-    .max_slots = 8256,
+    .max_slots = 17088,
     .observe = true,
     .select = true,
 };
 
-enum { SCATTERED = 1, OBSERVE = 2, ALL = 4, BLIND = 8 };
+enum { SCATTERED = 1, OBSERVE = 2, ALL = 4, BLIND = 8, FLAT = 16 };
 
 struct shape {
     struct ops_kv_layout l;
@@ -84,7 +84,7 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
     in->ldo = s->n_q * s->l.v_dim + 5;
     in->q = check_buf(c, "q", (size_t)in->n * (size_t)in->ldq * 4);
     in->out = check_buf(c, "out", (size_t)in->n * (size_t)in->ldo * 4);
-    check_fill(c, in->q, 1.5f);
+    check_fill(c, in->q, s->options & FLAT ? 0 : 1.5f);
     check_fill(c, in->out, 1);
 }
 
@@ -382,6 +382,26 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
     sums(c, &more_v, true);
 }
 
+/* Sequences long enough for more than one round, and for the larger tiles; and slots that all rank
+ * alike, so that positions decide. */
+static void shapes_of_length(struct check *c)
+{
+    struct ops_kv_layout mqa = {1, 1, 1, 64, 64, OPS_KV_F16, OPS_KV_F16, .rank = OPS_RANK_2K};
+    struct ops_select sparq = {OPS_SELECT_SPARQ, 8, 40, 8, false, false};
+    struct ops_select many = {OPS_SELECT_SPARQ, 8, 5000, 8, false, false};
+    struct ops_observe none = {.row_first = 1};
+    const struct shape shapes[] = {
+        {mqa, 4, {17000, 8200, 40, 100}, sparq, 0, 0, 0, none},
+        {mqa, 4, {8192, 16384, 40, 100}, many, SCATTERED, 0, 0, none},
+        {mqa, 4, {1500, 9000, 40, 100}, sparq, FLAT, 0, 0, none},
+        {mqa, 4, {1500, 300, 40, 100}, sparq, FLAT | SCATTERED, 0, 0, none},
+    };
+
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        attend(c, &shapes[i]);
+    }
+}
+
 /* The paper's shape (its Table 4 at batch 1), and a GQA one; each with and without selection. */
 static void bench(struct check *c)
 {
@@ -421,4 +441,5 @@ void check_op(struct check *c)
             shapes_of_types(c, kv->k, kv->v, (enum ops_rank)rank);
         }
     }
+    shapes_of_length(c);
 }
