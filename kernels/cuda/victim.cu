@@ -36,7 +36,7 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS) find_victims(struct cuda_victim
     if (group * n >= p->rank.n_groups) { /* all threads of the block */
         return;
     }
-#pragma unroll 4
+#pragma unroll 2
     for (int32_t s = (int32_t)threadIdx.x; s < p->n_slots; s += TOPK_THREADS) {
         uint64_t k = topk_key(&p->rank, group, s);
 
