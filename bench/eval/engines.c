@@ -23,7 +23,8 @@ static bool same_class(const struct policy *a, const struct policy *b)
     return !goes_beyond(a) && !goes_beyond(b) && a->k_type == b->k_type && a->v_type == b->v_type &&
            a->pos_new == b->pos_new && a->rank == b->rank && a->select == b->select &&
            a->select_mode == b->select_mode && a->mean == b->mean && a->partial == b->partial &&
-           a->partial8 == b->partial8 && policy_expects(a) == policy_expects(b);
+           a->partial8 == b->partial8 && policy_expects(a) == policy_expects(b) &&
+           policy_divides_heads(a) == policy_divides_heads(b);
 }
 
 /* With room for everything that a class's policies may keep. */
@@ -31,10 +32,11 @@ static int open_class(struct engines *v, int class, struct error *reterr)
 {
     const struct engines_class *c = &v->class[class];
     const struct policy *p = &c->policy;
-    const char *all = !c->evicts           ? "full"
-                      : policy_expects(p)  ? "expected:100%"
-                      : policy_predicts(p) ? "infinigen:pool=100%ctx,victim=counter"
-                                           : "keyformer:100%";
+    const char *all = !c->evicts                ? "full"
+                      : policy_expects(p)       ? "expected:100%"
+                      : policy_divides_heads(p) ? "snapkv:100%,heads=adaptive"
+                      : policy_predicts(p)      ? "infinigen:pool=100%ctx,victim=counter"
+                                                : "keyformer:100%";
     struct engine_config config = v->apart && class == 0 ? v->first : v->base;
     char text[KV_TEXT_MAX];
     struct policy widest;

@@ -95,9 +95,11 @@ void kv_usage(const struct cache *c, int32_t seq, struct kv_usage *ret)
         int32_t n = c->geometry.arrays[i].n_groups;
         int32_t class = geometry_class_of(&c->geometry, q->variant, i);
 
-        ret->bytes += (uint64_t)n * (uint64_t)q->stores[i].n_pages * c->classes[class].page_bytes;
-        ret->n_slots +=
-            c->geometry.arrays[i].kind->state ? 0 : (int64_t)n * cache_slots_after(c, q, i, 0);
+        ret->bytes += (uint64_t)cache_store_pages(c, q, i) * c->classes[class].page_bytes;
+        for (int32_t g = 0; g < n && !c->geometry.arrays[i].kind->state; g++) {
+            ret->n_slots +=
+                cache_slots_after(c, q, i, 0) - OPS_PAGE_SLOTS * cache_first_page(c, q, i, g);
+        }
     }
 }
 

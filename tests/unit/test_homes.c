@@ -129,7 +129,7 @@ static int admit(struct cache *c)
     int seq = kv_admit(c, &p, 1, &text, NULL, 0);
 
     cr_assert_geq(seq, 0);
-    cr_assert_eq(cache_refill(c, seq, N, NULL, 0), 0);
+    cr_assert_eq(cache_refill(c, seq, N, NULL, NULL, 0), 0);
     return seq;
 }
 

@@ -109,6 +109,7 @@ static const struct setting settings[] = {
     {"full=50%;infinigen:count=9,pool=disk=50%", "cache_skew.gguf", 4096, 2, 0},
     {"fp8+kvzap:50%,min=8", "cache_scores.gguf", 1000, 5, 0},
     {"kvzap:30,prefill=bounded,chunk=16", "cache_scores.gguf", 128, 3, 0},
+    {"snapkv:50%,heads=adaptive", NULL, 1024, 3, 0},
 };
 
 static struct engine *create(const struct setting *s, const char *model, const char *backend)

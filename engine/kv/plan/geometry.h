@@ -78,6 +78,7 @@ struct geometry_class {
 struct geometry_arrays {
     const struct store_kind *kind;
     int32_t n_groups;
+    int32_t group0;      /* of all stores before it, the groups */
     int32_t ring;        /* slots of a ring, 0: none */
     int32_t cap;         /* slots with position and score, per group; 0: nobody evicts here */
     int32_t peak_cap;    /* while a prompt is read in the peak region */
@@ -109,6 +110,8 @@ struct geometry {
     bool peak;                      /* some prompts need the peak region */
     bool scores;
     bool expects;                  /* statistics of queries may be kept */
+    bool divides;                  /* head groups may keep unequal numbers of slots */
+    int32_t n_groups;              /* of all stores */
     bool selects;                  /* queries may select */
     bool predicts;                 /* a layer ahead */
     struct tier_config tier;       /* n_stores 0: no policy has its K and V on disk */
@@ -194,6 +197,11 @@ int32_t geometry_budget(const struct geometry *s, const struct policy *p,
 /* What a store has of such a budget; 0: it keeps all, or a ring's. */
 int32_t geometry_store_budget(const struct geometry *s, const struct policy *p, int32_t budget,
                               int32_t store);
+
+/* The most slots that a group of a store has of such a budget: more than that under
+ * heads=adaptive. */
+int32_t geometry_most_slots(const struct geometry *s, const struct policy *p, int32_t budget,
+                            int32_t store);
 
 /* Does the policy drop tokens of this store? Not where its kind has none to drop, nor does a pool
  * of those that nothing can be predicted for. */

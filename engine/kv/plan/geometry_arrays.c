@@ -36,12 +36,15 @@ static void lay_caps(struct geometry *s, const struct policy *p)
         int32_t peak = policy_cuts_chunks(p) && bounded < ctx ? (int32_t)bounded : ctx;
 
         if (b > 0) {
-            q->cap = b > q->cap ? b : q->cap;
+            int32_t most = geometry_most_slots(s, p, b, i);
+
+            q->cap = most > q->cap ? most : q->cap;
             q->peak_cap = peak > q->peak_cap ? peak : q->peak_cap;
         }
     }
     s->scores = s->scores || policy_scores(p);
     s->expects = s->expects || policy_expects(p);
+    s->divides = s->divides || policy_divides_heads(p);
     bool layered = p->prefill == POLICY_LAYERED && !s->config.shared;
 
     s->whole_peak = s->whole_peak || !layered;
@@ -133,6 +136,8 @@ void geometry_lay_arrays(struct geometry *s)
         struct geometry_arrays *q = &s->arrays[i];
         uint64_t n = (uint64_t)q->n_groups;
 
+        q->group0 = s->n_groups;
+        s->n_groups += q->n_groups;
         q->pages_off = take(&table, n * (uint64_t)q->max_pages * sizeof(uint32_t));
         q->ring_off = take(&table, n * (uint64_t)q->ring * sizeof(int32_t));
         if (q->kind->evicts && s->sums) {

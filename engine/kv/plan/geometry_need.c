@@ -38,6 +38,12 @@ int32_t geometry_store_budget(const struct geometry *s, const struct policy *p, 
     return policy_store_budget(p, budget, &share, s->config.ctx);
 }
 
+int32_t geometry_most_slots(const struct geometry *s, const struct policy *p, int32_t budget,
+                            int32_t store)
+{
+    return policy_most_slots(p, budget, s->arrays[store].n_groups, s->config.ctx);
+}
+
 int32_t geometry_slots(const struct geometry *s, int32_t store, int32_t budget, int32_t n_tokens)
 {
     int32_t n = s->arrays[store].kind->slots(&s->arrays[store], n_tokens);
@@ -63,12 +69,12 @@ static bool reads_layered(const struct geometry *s, const struct policy *p,
            (p->prefill == POLICY_LAYERED || !dense);
 }
 
-/* Slots of a store with a budget, at most, while the prompt is read. */
+/* Slots of a store with a budget, at most, while the prompt is read; `most` of what is held. */
 static int32_t slots_at_peak(const struct policy *p, const struct geometry_text *text,
-                             int32_t budget)
+                             int32_t budget, int32_t most)
 {
     int32_t n = text->n_prompt > text->held ? text->n_prompt - text->held : 0;
-    int64_t all = (int64_t)(text->held_slots < budget ? text->held_slots : budget) + n;
+    int64_t all = (int64_t)(text->held_slots < most ? text->held_slots : most) + n;
     int64_t bounded = (int64_t)budget + p->chunk;
 
     return (int32_t)(policy_cuts_chunks(p) && bounded < all ? bounded : all);
@@ -87,7 +93,9 @@ static struct store_need need_of(const struct geometry *s, const struct policy *
 {
     uint32_t n = geometry_on_disk(s, p, store) >= 0 ? 0 : (uint32_t)s->arrays[store].n_groups;
     int32_t cut = geometry_slots(s, store, budget, text->n_prompt);
-    int32_t most = budget ? slots_at_peak(p, text, budget) : 0;
+    /* Divided heads hold whole pages, and no more of them together than equal ones. */
+    int32_t held = policy_divides_heads(p) ? geometry_pages_of(budget) * OPS_PAGE_SLOTS : budget;
+    int32_t most = budget ? slots_at_peak(p, text, budget, held) : 0;
 
     return (struct store_need){
         .class = geometry_class_of(s, variant, store),
@@ -113,7 +121,7 @@ void geometry_need(const struct geometry *s, const struct policy *p, int32_t var
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         int32_t b = geometry_store_budget(s, p, mean, i);
         struct store_need n = need_of(s, p, variant, text, i, b);
-        int32_t at_peak = b ? slots_at_peak(p, text, b) : 0;
+        int32_t at_peak = b ? slots_at_peak(p, text, b, geometry_most_slots(s, p, b, i)) : 0;
         uint32_t held = before[n.class] + n.peak;
 
         ret->pages[n.class] += n.end;

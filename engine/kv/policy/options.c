@@ -12,6 +12,8 @@ static const struct word_value layer_rules[] = {{"equal", POLICY_LAYERS_EQUAL},
                                                 {"pyramid", POLICY_LAYERS_PYRAMID},
                                                 {"measured", POLICY_LAYERS_MEASURED},
                                                 {NULL, 0}};
+static const struct word_value head_rules[] = {
+    {"equal", POLICY_HEADS_EQUAL}, {"adaptive", POLICY_HEADS_ADAPTIVE}, {NULL, 0}};
 const struct word_value policy_modes[] = {
     {"paper", POLICY_PAPER}, {"as-shipped", POLICY_AS_SHIPPED}, {NULL, 0}};
 
@@ -80,3 +82,20 @@ const struct word_option option_layers = {
         "how the layers share the budgets, whose mean is N: N each; from most in the first layer "
         "down to N/20 in the last, in equal steps (Cai et al. 2024); as an overlay by "
         "`pipit-calibrate` says"};
+const struct word_option option_heads = {
+    .name = "heads",
+    .type = WORD_VALUE,
+    .offset = WORD_FIELD(heads),
+    .values = head_rules,
+    .quiet = true,
+    .help = "how a layer's head groups divide its slots when a prompt is cut: N each, or by scores "
+            "in whole pages of 64, N on average and 2 N at most (Feng et al. 2024; `ref` and `cpu` "
+            "only)"};
+const struct word_option option_safeguard = {
+    .name = "safeguard",
+    .type = WORD_PERCENT,
+    .offset = WORD_FIELD(safeguard),
+    .max = 100,
+    .quiet = true,
+    .help = "with `heads=adaptive`: share that each head group has whatever its scores, of the "
+            "slots that compete"};

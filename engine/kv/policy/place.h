@@ -51,6 +51,8 @@ struct place_ops {
     enum ops_use use; /* scores are not of attention, but of what selection lists */
     /* Of a budget, the latest slots that no eviction takes. */
     int32_t (*spared)(const struct policy *p, int32_t budget);
+    /* And those that new tokens take one after the other before any of them goes. NULL: none. */
+    int32_t (*taken)(const struct policy *p, int32_t budget);
     void (*guard)(const struct policy *p, const struct place_when *when, struct place_guard *ret);
     /* What to observe in these rows; layer is set by the forward pass. NULL: scores, if any, are
      * not of attention. */

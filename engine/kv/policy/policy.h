@@ -32,6 +32,7 @@ enum policy_full { POLICY_DROP, POLICY_SPILL };
 enum policy_center { POLICY_CENTER_AUTO, POLICY_CENTER_OFF };
 enum policy_rot { POLICY_ROT_AUTO, POLICY_ROT_ON, POLICY_ROT_OFF };
 enum policy_layers { POLICY_LAYERS_EQUAL, POLICY_LAYERS_PYRAMID, POLICY_LAYERS_MEASURED };
+enum policy_heads { POLICY_HEADS_EQUAL, POLICY_HEADS_ADAPTIVE };
 enum policy_mean { POLICY_MEAN_AUTO, POLICY_MEAN_ON, POLICY_MEAN_OFF };
 
 struct policy {
@@ -42,6 +43,8 @@ struct policy {
     enum policy_budget budget_kind;
     int32_t budget; /* slots or percent */
     int32_t layers; /* enum policy_layers: how the budgets of all stores share their sum */
+    int32_t heads;  /* enum policy_heads: how a layer's budgets are divided among head groups */
+    int32_t safeguard; /* adaptive: percent of what competes that each group has for sure */
     int32_t min;    /* slots that a budget in percent has at least */
     int32_t sinks;  /* first positions that stay */
     int32_t recent; /* percent of the budget that the latest tokens have for sure */
@@ -208,5 +211,25 @@ int32_t policy_store_budget(const struct policy *p, int32_t budget, const struct
 /* The slots that a store needs in any case, so that one beside sinks and recent tokens may go; at
  * most `budget`. */
 int32_t policy_least_budget(const struct policy *p, int32_t budget);
+
+/* heads.c. Slots that each head group of a store has for sure of a budget, and at most; both are
+ * the budget but under heads=adaptive. Whole pages of them, and as many in all as equal heads take:
+ * so memory is planned as for these, but for positions and scores. */
+bool policy_divides_heads(const struct policy *p);
+int32_t policy_sure_slots(const struct policy *p, int32_t budget);
+int32_t policy_most_slots(const struct policy *p, int32_t budget, int32_t n_groups, int32_t ctx);
+/* Do these leave pages to compete for? */
+bool policy_heads_compete(const struct policy *p, int32_t budget);
+
+/* A head group of a store that is cut. */
+struct policy_head {
+    const float *page; /* sums of scores by pages of slots, the last to be dropped first, */
+    int32_t live;      /* of so many slots */
+};
+
+/* The pages that each group keeps, ret (n_groups): those beyond what is sure go one by one to the
+ * group whose next one, full, has the largest sum (ties: the lower group). */
+void policy_divide(const struct policy *p, int32_t budget, const struct policy_head *heads,
+                   int32_t n_groups, int32_t *ret);
 
 #endif

@@ -39,6 +39,7 @@ const struct policy policy_defaults = {
     .place = &place_full,
     .sinks = -1,
     .min = 128,
+    .safeguard = 20,
     .recent = 30,
     .mode = POLICY_PAPER,
     .noise = -1,

@@ -22,6 +22,7 @@ enum trait {
     PROPOSES = 512, /* exit:draft */
     UNEQUAL = 1024, /* layers=pyramid or measured */
     ROTATES = 2048, /* rot=on */
+    DIVIDES = 4096, /* heads=adaptive */
 };
 
 static unsigned traits_of(const struct policy *p)
@@ -34,7 +35,7 @@ static unsigned traits_of(const struct policy *p)
            (p->scope == POLICY_SHARED ? SHARES : 0U) | (policy_one_turn(p) ? ONE_TURN : 0U) |
            (p->exit > 0 ? SKIPS : 0U) | (p->exit_draft ? PROPOSES : 0U) |
            (p->layers != POLICY_LAYERS_EQUAL ? UNEQUAL : 0U) |
-           (p->rot == POLICY_ROT_ON ? ROTATES : 0U);
+           (p->rot == POLICY_ROT_ON ? ROTATES : 0U) | (policy_divides_heads(p) ? DIVIDES : 0U);
 }
 
 static const struct {
@@ -48,6 +49,10 @@ static const struct {
     {SHARES, CUTS, AXIS_COUNT, "score=shared needs prefill=dense"},
     {SHARES, UNEQUAL, AXIS_COUNT,
      "score=shared keeps the same tokens in all layers, so each has the same budget: layers=equal"},
+    {DIVIDES, CUTS, AXIS_COUNT,
+     "heads=adaptive divides what a whole prompt leaves: not prefill=bounded"},
+    {DIVIDES, RENUMBERS, AXIS_COUNT,
+     "pos=new renumbers what a head group keeps, so all keep equally many: heads=equal"},
     {SELECTS, BLOCKS, AXIS_SELECT,
      "kv4, k8v4, q8_0 and q4_0 share a scale among 32 dims: no dim or slot is read alone"},
     {SELECTS, RENUMBERS, AXIS_SELECT,
@@ -92,6 +97,18 @@ static int check_budget(const struct policy *p, bool sinks, char *what, size_t s
                        "%d sinks and %d recent slots of a budget of %d leave no layer less than "
                        "another: layers=equal",
                        p->sinks, spared, least);
+        return -EINVAL;
+    }
+    if (!policy_divides_heads(p) && p->safeguard != policy_defaults.safeguard) {
+        (void)snprintf(what, size, "safeguard is a part of heads=adaptive");
+        return -EINVAL;
+    }
+    if (policy_divides_heads(p) && p->budget_kind == POLICY_SLOTS &&
+        !policy_heads_compete(p, least)) {
+        (void)snprintf(what, size,
+                       "of a budget of %d slots each head group has %d for sure, which in pages of "
+                       "%d leaves none to compete for: heads=equal",
+                       least, policy_sure_slots(p, least), OPS_PAGE_SLOTS);
         return -EINVAL;
     }
     return 0;
@@ -181,6 +198,11 @@ int policy_check_host(const struct policy *p, const struct policy_host *h, struc
         return error_set(reterr, -ENOTSUP,
                          "layers=measured: neither the model nor an overlay has weights of layers; "
                          "pipit-calibrate makes such an overlay, layers=pyramid needs none");
+    }
+    if (policy_divides_heads(p) && !h->ops->in_host) {
+        return error_set(reterr, -ENOTSUP,
+                         "backend \"%s\" keeps equally many slots of all heads: heads=equal",
+                         h->ops->name);
     }
     for (int axis = 0; !r && axis < AXIS_COUNT; axis++) {
         const struct policy_word *w = policy_word_of(p, (enum word_axis)axis);

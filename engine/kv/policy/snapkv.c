@@ -20,12 +20,19 @@ enum { KERNEL, POOL };
 
 enum { POOL_MAX, POOL_AVG };
 
+static int32_t spared(const struct policy *p, int32_t budget)
+{
+    (void)budget;
+    return p->observe < 0 ? 32 : p->observe;
+}
+
 /* New tokens that are held at once, in place of as many that the cut chose. */
 static int32_t room(const struct policy *p, int32_t budget)
 {
-    int32_t half = (budget - p->observe - (p->sinks > 0 ? p->sinks : 0)) / 2;
+    const int32_t window = spared(p, budget);
+    int32_t half = (budget - window - (p->sinks > 0 ? p->sinks : 0)) / 2;
 
-    return half > p->observe ? p->observe : half > 0 ? half : 0;
+    return half > window ? window : half > 0 ? half : 0;
 }
 
 static void guard(const struct policy *p, const struct place_when *when, struct place_guard *ret)
@@ -85,12 +92,6 @@ static void rescore(const struct policy *p, const float *score, int32_t n, float
     }
 }
 
-static int32_t spared(const struct policy *p, int32_t budget)
-{
-    (void)budget;
-    return p->observe < 0 ? 32 : p->observe;
-}
-
 static int join(struct policy *p, char *what, size_t size)
 {
     if (p->own[KERNEL] % 2 == 0 && p->own[KERNEL] > 0) {
@@ -116,6 +117,7 @@ static void settle(struct policy *p)
 static const struct place_ops place_snapkv = {.evicts = true,
                                               .scores = true,
                                               .spared = spared,
+                                              .taken = room,
                                               .guard = guard,
                                               .observe = observe,
                                               .rescore = rescore};
@@ -137,9 +139,10 @@ static const struct word_option pool = {
     .values = pools,
     .help = "a score becomes the largest or the mean of its neighbours'"};
 
-static const struct word_option *const options[] = {&option_observe, &kernel,         &pool,
-                                                    &option_pos,     &option_prefill, &option_min,
-                                                    &option_chunk,   &option_layers,  NULL};
+static const struct word_option *const options[] = {
+    &option_observe, &kernel,           &pool,         &option_pos,
+    &option_prefill, &option_min,       &option_chunk, &option_layers,
+    &option_heads,   &option_safeguard, NULL};
 
 const struct policy_word policy_word_snapkv = {
     .name = "snapkv",

@@ -95,6 +95,8 @@ extern const struct word_option option_observe;
 extern const struct word_option option_min;
 extern const struct word_option option_chunk;
 extern const struct word_option option_layers;
+extern const struct word_option option_heads;
+extern const struct word_option option_safeguard;
 extern const struct word_value policy_modes[]; /* paper, as-shipped */
 #define WORD_BUDGET_SAYS "a budget must follow (512, 50% or 50%ctx)"
 

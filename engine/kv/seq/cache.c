@@ -31,14 +31,19 @@ static size_t lay_host(const struct geometry *s, struct memory_arena *a, struct 
     uint32_t *pages = memory_arena_take(a, n * (size_t)s->table_bytes);
     struct cache_store *stores =
         memory_arena_take(a, n * (size_t)s->config.n_stores * sizeof(*stores));
+    int32_t *first =
+        memory_arena_take(a, s->divides ? n * (size_t)s->n_groups * sizeof(*first) : 0);
     struct kv_step *step = memory_arena_take(a, sizeof(*step));
     struct kv_step arrays = {0};
 
     step_lay(a, s->config.n_seqs, &arrays);
     struct expect_work *expect = cache_expect_lay(s, a);
+    struct heads_work *heads = cache_heads_lay(s, a);
 
     if (c) {
         c->expect = expect;
+        c->heads = heads;
+        c->first = first;
         *step = arrays;
         c->step = step;
         c->seqs = seqs;
@@ -103,6 +108,7 @@ static int alloc_seqs(struct cache *c, struct error *reterr)
         q->state = c->state ? (uint8_t *)c->state + s->state_bytes * i : NULL;
         q->pages = c->pages_host + words * i;
         q->stores = c->stores + (size_t)s->config.n_stores * i;
+        q->first = s->divides ? c->first + (size_t)s->n_groups * i : NULL;
     }
     return 0;
 }
@@ -165,13 +171,14 @@ static int check_state(const struct geometry *s, const struct policy *p,
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         int32_t budget = geometry_store_budget(s, p, mean, i);
 
-        if (s->arrays[i].cap < budget || (budget && scores && !s->scores)) {
+        if (s->arrays[i].cap < geometry_most_slots(s, p, budget, i) ||
+            (budget && scores && !s->scores)) {
             return error_set(
                 reterr, -ENOMEM,
                 "this policy keeps %s of %d tokens a head, which the daemon's memory plan, made "
                 "for "
                 "its own --kv, does not hold%s; start the daemon with --kv naming this policy",
-                scores ? "positions and scores" : "positions", budget,
+                scores ? "positions and scores" : "positions", geometry_most_slots(s, p, budget, i),
                 s->arrays[i].cap ? " so many of" : "");
         }
     }
@@ -189,6 +196,11 @@ static int check_state(const struct geometry *s, const struct policy *p,
         return error_set(reterr, -ENOMEM,
                          "the plan holds no statistics of queries; start the daemon with --kv "
                          "naming this policy");
+    }
+    if (policy_divides_heads(p) && !s->divides) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan holds no scratch for dividing slots among heads; start the "
+                         "daemon with --kv naming this policy");
     }
     if (need->peak_state && !need->layered && (!s->whole_peak || need->beyond_peak)) {
         return error_set(reterr, -ENOMEM,
@@ -415,7 +427,7 @@ void kv_release(struct cache *c, int32_t seq)
 }
 
 int cache_refill(struct cache *c, int32_t seq, int32_t n_tokens, const int32_t *n_slots,
-                 int64_t n_evicted)
+                 const int32_t *first, int64_t n_evicted)
 {
     struct cache_seq *q = &c->seqs[seq];
     int r = 0;
@@ -428,7 +440,14 @@ int cache_refill(struct cache *c, int32_t seq, int32_t n_tokens, const int32_t *
         int32_t most = st->budget < n_tokens ? st->budget : n_tokens;
 
         st->n_slots = n_slots && most ? n_slots[i] : most;
+        for (int32_t g = 0; first && g < c->geometry.arrays[i].n_groups; g++) {
+            int32_t at = c->geometry.arrays[i].group0 + g;
+
+            q->first[at] = first[at];
+            st->divided = st->divided || first[at] > 0;
+        }
         r = cache_take_pages(c, q, i, cache_store_slots(c, seq, i));
+        r = r || !st->divided ? r : cache_point_first(c, q, i);
     }
     return r;
 }

@@ -17,7 +17,8 @@
 struct cache_store {
     int32_t budget;  /* slots per group, 0: all, or a ring's */
     int32_t n_slots; /* with a budget: that may be live, committed */
-    int32_t n_pages; /* held by each group */
+    int32_t n_pages; /* held by each group, but for its first ones (cache_seq.first) */
+    bool divided;    /* heads=adaptive: some group may have fewer than others */
     int32_t at;      /* of a state: which of its pages is committed */
 };
 
@@ -43,6 +44,8 @@ struct cache_seq {
     uint8_t *state;             /* device */
     uint32_t *pages;            /* host mirror of the page tables, as laid out in tables */
     struct cache_store *stores; /* (n_stores) */
+    int32_t *first;             /* (n_groups of all stores) where a store is divided: so many pages
+                                   of a group are not there, and their slots hold nothing */
 };
 
 struct cache {
@@ -55,11 +58,13 @@ struct cache {
     uint8_t *peak_state;
     uint32_t *pages_host;
     struct cache_store *stores; /* (n_seqs, n_stores) */
+    int32_t *first;             /* (n_seqs, n_groups) */
     int32_t peak_holder;        /* sequence, or -1 */
     struct staging *staging;    /* NULL: nobody's pages lie on the host */
     struct tier *tier;          /* NULL: nobody's K and V lie on disk */
     struct prefix prefix;
     struct kv_step *step;        /* the running one */
+    struct heads_work *heads;   /* scratch (cache_heads.c); NULL: all keep equally many */
     struct expect_work *expect; /* scratch (cache_expect.c); NULL: no policy keeps statistics */
 };
 
@@ -75,8 +80,8 @@ int32_t cache_on_disk(const struct cache *c, int32_t seq, int32_t store);
 struct ops_kv cache_store_kv(const struct cache *c, int32_t seq, int32_t store);
 int32_t cache_store_slots(const struct cache *c, int32_t seq, int32_t store);
 /* On a fresh sequence: takes the pages of a sequence whose slots the caller then fills: n_slots
- * (n_stores) where a store has a budget; NULL: as many as it may. */
+ * (n_stores) where a store has a budget; NULL: as many as it may. first: as cache_seq's, or NULL. */
 int cache_refill(struct cache *c, int32_t seq, int32_t n_tokens, const int32_t *n_slots,
-                 int64_t n_evicted) WARN_UNUSED;
+                 const int32_t *first, int64_t n_evicted) WARN_UNUSED;
 
 #endif

@@ -94,6 +94,9 @@ static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_
     if (!r && guard.drop >= 0) {
         r = mark_victim(c, &kv, guard.drop);
     }
+    if (!r && cache_cuts_apart(q, store, n_slots, guard.budget)) {
+        return cache_cut_apart(c, q, store, &p);
+    }
     if (!r) {
         r = c->geometry.config.ops->cut(c->be, &p);
     }
@@ -110,7 +113,9 @@ static int settle_store(struct cache *c, struct cache_seq *q, int32_t store)
 {
     const struct cache_store *st = &q->stores[store];
 
-    cache_return_pages(c, q, store, (st->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
+    if (!st->divided) { /* else they are back */
+        cache_return_pages(c, q, store, (st->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
+    }
     return q->in_peak ? move_state(c, q, store, st->n_slots) : 0;
 }
 

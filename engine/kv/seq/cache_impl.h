@@ -47,6 +47,14 @@ void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32
 /* The same, and the sequence's reservation has them again. Nobody else holds them. */
 void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep);
 
+/* Pages of a store that have just come free are the reservation's again. */
+void cache_reserve_again(struct cache *c, struct cache_seq *q, int32_t store, uint32_t n);
+
+/* The first page that a group has; and the pages of all groups. */
+int32_t cache_first_page(const struct cache *c, const struct cache_seq *q, int32_t store,
+                         int32_t group);
+int32_t cache_store_pages(const struct cache *c, const struct cache_seq *q, int32_t store);
+
 /* The host mirror of a store's page table: (n_groups, max_pages). */
 static inline uint32_t *cache_host_pages(const struct cache_seq *q,
                                          const struct geometry_arrays *st)
@@ -114,6 +122,15 @@ float *cache_expect_stats(const struct cache *c, const struct cache_seq *q, int3
                           int32_t group);
 int cache_expect_clear(struct cache *c, const struct cache_seq *q) WARN_UNUSED;
 int cache_expect(struct cache *c, const struct kv_args *args) WARN_UNUSED;
+
+/* heads=adaptive (cache_heads.c). Scratch, from the arena as above; NULL where no policy divides.
+ * Is this cut to divide the budget? The cut that does: what `all` says, but for its budget, which
+ * is the mean. And a page table of groups whose first pages are not there. */
+struct heads_work *cache_heads_lay(const struct geometry *s, struct memory_arena *a);
+bool cache_cuts_apart(const struct cache_seq *q, int32_t store, int32_t n_slots, int32_t budget);
+int cache_cut_apart(struct cache *c, struct cache_seq *q, int32_t store,
+                    const struct ops_cut *all) WARN_UNUSED;
+int cache_point_first(struct cache *c, struct cache_seq *q, int32_t store) WARN_UNUSED;
 
 /* What the policy spares at a cut, or from being overwritten by position `last`. */
 void cache_guard_at(const struct cache_seq *q, int32_t store, bool cut, int32_t last,

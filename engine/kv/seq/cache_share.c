@@ -106,10 +106,11 @@ static void need_of_fork(const struct cache *c, const struct cache_seq *parent,
         int32_t class = geometry_class_of(s, parent->variant, i);
         int32_t n = s->arrays[i].n_groups;
         int32_t held = parent->stores[i].n_pages;
+        int32_t all = cache_store_pages(c, parent, i);
         int32_t full = first_writable(c, parent, i);
 
-        assert((uint32_t)(n * held) <= ret_left->pages[class]);
-        ret_left->pages[class] -= (uint32_t)(n * held);
+        assert((uint32_t)all <= ret_left->pages[class]);
+        ret_left->pages[class] -= (uint32_t)all;
         ret_all[class] -= (uint32_t)(n * (full < held ? full : held));
     }
     memset(ret_left->peak, 0, sizeof(ret_left->peak)); /* the prompt is read */
@@ -124,7 +125,7 @@ static void share_pages(struct cache *c, struct cache_seq *q, int32_t store)
     for (int32_t g = 0; g < st->n_groups; g++) {
         const uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
 
-        for (int32_t i = 0; i < q->stores[store].n_pages; i++) {
+        for (int32_t i = cache_first_page(c, q, store, g); i < q->stores[store].n_pages; i++) {
             (i < full ? pages_ref : pages_share)(pages, row[i]);
         }
     }
@@ -140,6 +141,9 @@ static int copy_seq(struct cache *c, const struct cache_seq *from, struct cache_
     }
     memcpy(to->pages, from->pages, (size_t)s->table_bytes);
     memcpy(to->stores, from->stores, (size_t)s->config.n_stores * sizeof(*to->stores));
+    if (s->divides) {
+        memcpy(to->first, from->first, (size_t)s->n_groups * sizeof(*to->first));
+    }
     return r;
 }
 
@@ -167,6 +171,7 @@ int kv_fork(struct cache *c, int32_t parent, const struct geometry_text *text)
     q->state = own.state;
     q->pages = own.pages;
     q->stores = own.stores;
+    q->first = own.first;
     q->n_steps = text->n_steps;
     q->left = left;
     int r = copy_seq(c, p, q);

@@ -35,6 +35,7 @@ struct snapshot {
     int32_t n_tokens;
     int32_t n_slots; /* of the store that has most of those that evict */
     int32_t *slots;  /* (n_stores) */
+    int32_t *first;  /* (n_groups of all stores) as cache_seq.first, or NULL */
     int32_t budget;
     uint8_t *held; /* the block without its slots, and a buffer for those behind it */
     uint64_t held_bytes;

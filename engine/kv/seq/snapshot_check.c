@@ -51,21 +51,28 @@ static int check_header(const struct cache *c, const struct snapshot_header *h, 
 static int32_t most_slots(const struct cache *c, const struct policy *p, int32_t store,
                           const struct snapshot_header *h)
 {
-    int32_t budget = geometry_store_budget(&c->geometry, p, h->budget, store);
+    const struct geometry *s = &c->geometry;
+    int32_t budget = geometry_store_budget(s, p, h->budget, store);
 
-    return geometry_slots(&c->geometry, store, budget, h->n_tokens);
+    return geometry_slots(s, store, geometry_most_slots(s, p, budget, store), h->n_tokens);
 }
 
-/* Each slot holds a position, no two the same: a victim is found among such. seen: (n_tokens) bits.
- */
-static int check_positions(const uint8_t *at, int32_t n, int32_t n_tokens, uint8_t *seen,
-                           struct error *reterr)
+/* At least `least` slots hold a position, no two the same: a victim is found among such. seen:
+ * (n_tokens) bits. */
+static int check_positions(const uint8_t *at, int32_t n, int32_t least, int32_t n_tokens,
+                           uint8_t *seen, struct error *reterr)
 {
+    int32_t live = 0;
+
     memset(seen, 0, (size_t)n_tokens / 8 + 1);
     for (int32_t i = 0; i < n; i++) {
         int32_t pos;
 
         memcpy(&pos, at + (size_t)i * sizeof(pos), sizeof(pos));
+        if (pos == -1 && least < n) {
+            continue;
+        }
+        live++;
         if (pos < 0 || pos >= n_tokens) {
             return broken(reterr, "a position");
         }
@@ -74,7 +81,7 @@ static int check_positions(const uint8_t *at, int32_t n, int32_t n_tokens, uint8
         }
         seen[pos / 8] |= (uint8_t)(1u << pos % 8);
     }
-    return 0;
+    return live < least ? broken(reterr, "empty slots") : 0;
 }
 
 static int check_finite(const uint8_t *at, uint64_t n, const char *what, struct error *reterr)
@@ -104,16 +111,17 @@ static int check_counts(const uint8_t *at, uint64_t n, struct error *reterr)
     return 0;
 }
 
-/* `expect`: of the group's words, statistics. */
+/* `expect`: of the group's words, statistics. `least` of its slots are not empty. */
 static int check_group(const struct snapshot_store *h, const struct policy *p, uint64_t expect,
-                       const uint8_t *at, int32_t n_tokens, uint8_t *seen, struct error *reterr)
+                       const uint8_t *at, int32_t least, int32_t n_tokens, uint8_t *seen,
+                       struct error *reterr)
 {
     uint64_t own = snapshot_n_words(h) - expect;
     uint64_t n = (uint64_t)h->n_slots;
     int r = 0;
 
     if (h->flags & HAS_POS) {
-        r = check_positions(at, h->n_slots, n_tokens, seen, reterr);
+        r = check_positions(at, h->n_slots, least, n_tokens, seen, reterr);
         at += snapshot_pad8(n * sizeof(int32_t));
     }
     if (!r && (h->flags & HAS_SCORE)) {
@@ -135,6 +143,7 @@ struct taker {
     struct cache_seq seq; /* policy, place and variant of the sequence to be */
     uint8_t *held;
     int32_t *slots; /* (n_stores) */
+    int32_t *first; /* (n_groups of all stores), or NULL */
     uint8_t *seen;
     uint64_t n_held;
     uint64_t at;
@@ -156,6 +165,50 @@ static int take(struct taker *t, uint64_t n, struct error *reterr)
     return 0;
 }
 
+/* Of a group's n slots, those that hold something, at least. */
+static int32_t least_slots(const struct taker *t, int32_t store, int32_t n)
+{
+    const struct policy *p = &t->seq.policy;
+    int32_t budget = geometry_store_budget(&t->c->geometry, p, t->head.budget, store);
+    int32_t sure = budget ? policy_sure_slots(p, budget) : n;
+
+    return policy_divides_heads(p) && sure < n ? sure : n;
+}
+
+/* A group's first pages that are not there. */
+static int32_t empty_pages(const uint8_t *at, int32_t n)
+{
+    int32_t n_empty = 0;
+
+    for (; n_empty < n; n_empty++) {
+        int32_t pos;
+
+        memcpy(&pos, at + (size_t)n_empty * sizeof(pos), sizeof(pos));
+        if (pos >= 0) {
+            break;
+        }
+    }
+    return n_empty / OPS_PAGE_SLOTS;
+}
+
+static int64_t pages_of(int32_t n_slots)
+{
+    return ((int64_t)n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
+}
+
+/* A sequence has as many reserved as equal heads take. */
+static int check_pages(const struct taker *t, int32_t store, int32_t n_slots, struct error *reterr)
+{
+    const struct geometry_arrays *a = &t->c->geometry.arrays[store];
+    int32_t budget = geometry_store_budget(&t->c->geometry, &t->seq.policy, t->head.budget, store);
+    int64_t n = (int64_t)a->n_groups * pages_of(n_slots);
+
+    for (int32_t g = 0; t->first && g < a->n_groups; g++) {
+        n -= t->first[a->group0 + g];
+    }
+    return budget && n > (int64_t)a->n_groups * pages_of(budget) ? broken(reterr, "its budget") : 0;
+}
+
 /* Where tokens are evicted, a store may have fewer slots than its budget: as many as it says, and
  * all stores of equal budgets the same. */
 static int check_slots(const struct taker *t, int32_t store, int32_t n, struct error *reterr)
@@ -167,8 +220,11 @@ static int check_slots(const struct taker *t, int32_t store, int32_t n, struct e
     if (!geometry_evicts(g, p, store)) {
         return 0; /* compared with the rest */
     }
-    return n < 1 || n > most || (p->layers == POLICY_LAYERS_EQUAL && n != t->head.n_slots) ||
-                   geometry_store_budget(g, p, t->head.budget, store) > g->arrays[store].cap
+    bool same = p->layers == POLICY_LAYERS_EQUAL && !policy_divides_heads(p);
+    int32_t budget = geometry_store_budget(g, p, t->head.budget, store);
+
+    return n < 1 || n > most || (same && n != t->head.n_slots) ||
+                   geometry_most_slots(g, p, budget, store) > g->arrays[store].cap
                ? broken(reterr, "its budget")
                : 0;
 }
@@ -197,15 +253,19 @@ static int take_store(struct taker *t, int32_t store, struct error *reterr)
         r = take(t, snapshot_state_bytes(&want), reterr);
         r = r ? r
               : check_group(&want, &t->seq.policy, snapshot_expect_words(t->c, &t->seq, store),
-                            t->held + t->n_held - snapshot_state_bytes(&want), t->head.n_tokens,
-                            t->seen, reterr);
+                            t->held + t->n_held - snapshot_state_bytes(&want),
+                            least_slots(t, store, want.n_slots), t->head.n_tokens, t->seen, reterr);
         if (!r &&
             !checked_range(t->at, snapshot_pad8(snapshot_slots_bytes(&want)), t->source->size)) {
             r = broken(reterr, "it ends early");
         }
         t->at += snapshot_pad8(snapshot_slots_bytes(&want));
+        if (t->first && (want.flags & HAS_POS)) {
+            t->first[t->c->geometry.arrays[store].group0 + g] =
+                empty_pages(t->held + t->n_held - snapshot_state_bytes(&want), want.n_slots);
+        }
     }
-    return r;
+    return r ? r : check_pages(t, store, want.n_slots, reterr);
 }
 
 /* What a sequence with this header leaves to be held, at most; the header's numbers are within the
@@ -283,15 +343,25 @@ int snapshot_open(const struct cache *c, const struct snapshot_source *source,
                       t.head.policy);
         goto fail;
     }
+    if (policy_divides_heads(p) && !c->geometry.divides) {
+        r = error_set(reterr, -ENOMEM, "it was saved under %s, and the plan divides no heads",
+                      t.head.policy);
+        goto fail;
+    }
     s->held_bytes = held_bytes(&t);
     s->held = malloc(
         (size_t)(s->held_bytes + snapshot_buffer_bytes(snapshot_largest_slot(c, t.seq.variant))));
     s->slots = calloc((size_t)t.head.n_stores, sizeof(*s->slots));
     t.held = s->held;
     t.slots = s->slots;
+    if (policy_divides_heads(p)) {
+        s->first = calloc((size_t)c->geometry.n_groups, sizeof(*s->first));
+        t.first = s->first;
+    }
     t.seen = malloc((size_t)t.head.n_tokens / 8 + 1);
-    r = t.held && t.slots && t.seen ? take_all(&t, reterr)
-                                    : error_set(reterr, -ENOMEM, "no memory for a saved sequence");
+    r = t.held && t.slots && t.seen && (t.first || !policy_divides_heads(p))
+            ? take_all(&t, reterr)
+            : error_set(reterr, -ENOMEM, "no memory for a saved sequence");
     free(t.seen);
     if (r) {
         goto fail;
@@ -315,6 +385,7 @@ void snapshot_close(struct snapshot *s)
     if (s) {
         free(s->held);
         free(s->slots);
+        free(s->first);
         free(s);
     }
 }

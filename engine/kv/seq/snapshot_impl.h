@@ -13,6 +13,9 @@
  *         the statistics of queries (ops_expect.h) where the policy keeps those,
  *         the slots (n_slots, slot_bytes), padded to 8 bytes
  *
+ * Under heads=adaptive a store has as many slots in each group as its fullest; what the others have
+ * not are empty, position -1 and zeros.
+ *
  * Positions and scores of a sequence at rest are in its own arrays (not in the peak region):
  * prompts that are being read are not saved. */
 
@@ -88,6 +91,12 @@ uint64_t snapshot_expect_words(const struct cache *c, const struct cache_seq *q,
 
 /* Do all groups' words fit into their flags? */
 bool snapshot_words_fit(const struct cache *c, const struct cache_seq *q);
+
+/* May slots of a store hold nothing? */
+static inline bool snapshot_has_empty(const struct cache_seq *q, int32_t store)
+{
+    return policy_divides_heads(&q->policy) && q->stores[store].budget > 0;
+}
 
 /* What a store of a sequence at rest has. */
 struct snapshot_store snapshot_describe(const struct cache *c, const struct cache_seq *q,

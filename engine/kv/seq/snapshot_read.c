@@ -63,6 +63,9 @@ static int load_slots(struct cache *c, int32_t seq, struct snapshot *s,
                       const struct snapshot_store *h, const struct ops_kv *kv, int *ret_read)
 {
     int32_t most = (int32_t)(snapshot_buffer_bytes(h->slot_bytes) / h->slot_bytes);
+    int32_t first = cache_first_page(c, &c->seqs[seq], s->store, s->group) * OPS_PAGE_SLOTS;
+
+    s->slot = s->slot < first ? first : s->slot; /* those before have no page */
     int32_t left = h->n_slots - s->slot;
     struct ops_kv_slots slots = {.kv = kv,
                                  .group = s->group,
@@ -135,7 +138,7 @@ static int begin_load(struct cache *c, int32_t seq, struct snapshot *s)
     s->begun = true;
     s->held_at = sizeof(head) + snapshot_pad8((uint64_t)head.n_tokens * sizeof(int32_t));
     s->at = s->held_at;
-    return cache_refill(c, seq, head.n_tokens, s->slots, head.n_evicted);
+    return cache_refill(c, seq, head.n_tokens, s->slots, s->first, head.n_evicted);
 }
 
 int snapshot_load(struct cache *c, int32_t seq, struct snapshot *s, uint64_t least, uint64_t *ret_n,

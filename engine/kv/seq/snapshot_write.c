@@ -130,6 +130,39 @@ static int read_words(const struct snapshot_writer *w, const struct ops_kv *kv, 
     return r;
 }
 
+/* Slots whose positions say that they hold nothing may be of another sequence: zeros. */
+static int clear_empty(const struct snapshot_writer *w, const struct ops_kv *kv, int32_t slot0,
+                       int32_t n, uint8_t *buf)
+{
+    const int32_t *pos = kv->slot_pos + (size_t)w->group * (size_t)kv->cap + slot0;
+    int32_t some[OPS_PAGE_SLOTS];
+    int r = 0;
+
+    for (int32_t i = 0; !r && i < n; i += OPS_PAGE_SLOTS) {
+        int32_t now = n - i < OPS_PAGE_SLOTS ? n - i : OPS_PAGE_SLOTS;
+
+        r = w->c->geometry.config.ops->read(w->c->be, some, pos + i, (uint64_t)now * sizeof(*some));
+        for (int32_t s = 0; !r && s < now; s++) {
+            if (some[s] < 0) {
+                memset(buf + (size_t)(i + s) * w->h.slot_bytes, 0, w->h.slot_bytes);
+            }
+        }
+    }
+    return r;
+}
+
+static int read_slots(const struct snapshot_writer *w, const struct ops_kv *kv, uint8_t *buf,
+                      uint64_t n)
+{
+    const struct cache_seq *q = &w->c->seqs[w->seq];
+    const int32_t slot0 = (int32_t)(w->at / w->h.slot_bytes);
+    const int32_t n_slots = (int32_t)(n / w->h.slot_bytes);
+    int r = home_of(w->c, w->seq, w->store)
+                ->export(w->c, w->seq, w->store, w->group, slot0, n_slots, buf);
+
+    return r || !snapshot_has_empty(q, w->store) ? r : clear_empty(w, kv, slot0, n_slots, buf);
+}
+
 /* n bytes of the part from w->at on; of slots, whole ones. */
 static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
 {
@@ -167,9 +200,7 @@ static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
                              cache_state_page(w->c, q, w->store, q->stores[w->store].at) + w->at,
                              n);
         }
-        return home_of(w->c, w->seq, w->store)
-            ->export(w->c, w->seq, w->store, w->group, (int32_t)(w->at / w->h.slot_bytes),
-                     (int32_t)(n / w->h.slot_bytes), buf);
+        return read_slots(w, &kv, buf, n);
     }
 }
 

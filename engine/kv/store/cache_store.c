@@ -63,15 +63,33 @@ int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int3
     return q->stores[store].n_slots + (cache_is_full(q, store) ? 0 : n_new);
 }
 
+int32_t cache_first_page(const struct cache *c, const struct cache_seq *q, int32_t store,
+                         int32_t group)
+{
+    return q->stores[store].divided ? q->first[c->geometry.arrays[store].group0 + group] : 0;
+}
+
+int32_t cache_store_pages(const struct cache *c, const struct cache_seq *q, int32_t store)
+{
+    int32_t n = 0;
+
+    for (int32_t g = 0; g < c->geometry.arrays[store].n_groups; g++) {
+        n += q->stores[store].n_pages - cache_first_page(c, q, store, g);
+    }
+    return n;
+}
+
 /* A group's pages up to `want`, all of them or none. */
 static int take_row(struct cache *c, struct cache_seq *q, int32_t store, int32_t group,
                     int32_t want)
 {
     const struct geometry_arrays *st = &c->geometry.arrays[store];
     int32_t class = geometry_class_of(&c->geometry, q->variant, store);
-    size_t at = (size_t)group * (size_t)st->max_pages + (size_t)q->stores[store].n_pages;
+    int32_t first = cache_first_page(c, q, store, group);
+    int32_t have = q->stores[store].n_pages > first ? q->stores[store].n_pages : first;
+    size_t at = (size_t)group * (size_t)st->max_pages + (size_t)have;
     uint32_t *row = cache_host_pages(q, st) + at;
-    int32_t n = want - q->stores[store].n_pages;
+    int32_t n = want - have;
     int32_t taken = 0;
     int r = 0;
 
@@ -98,8 +116,10 @@ static void put_back_rows(struct cache *c, struct cache_seq *q, int32_t store, i
 
     for (int32_t g = 0; g < n_groups; g++) {
         uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
+        int32_t first = cache_first_page(c, q, store, g);
 
-        for (int32_t i = q->stores[store].n_pages; i < want; i++) {
+        for (int32_t i = q->stores[store].n_pages > first ? q->stores[store].n_pages : first;
+             i < want; i++) {
             pages_put_back(&c->classes[class], &row[i]);
             q->left.pages[class]++;
         }
@@ -127,34 +147,43 @@ int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_
     return r;
 }
 
-/* Gives back a store's pages from `keep` a group on. */
-void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
+/* Gives back a store's pages from `keep` a group on, and says how many. */
+static uint32_t drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
 {
     const struct geometry_arrays *st = &c->geometry.arrays[store];
     struct pages *pages = &c->classes[geometry_class_of(&c->geometry, q->variant, store)];
+    uint32_t n = 0;
 
     for (int32_t g = 0; g < st->n_groups; g++) {
         uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
+        int32_t first = cache_first_page(c, q, store, g);
 
-        for (int32_t i = keep; i < q->stores[store].n_pages; i++) {
+        for (int32_t i = first > keep ? first : keep; i < q->stores[store].n_pages; i++, n++) {
             (void)pages_unref(pages, &row[i]);
         }
     }
     q->stores[store].n_pages = q->stores[store].n_pages < keep ? q->stores[store].n_pages : keep;
+    return n;
 }
 
-void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
+void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
+{
+    (void)drop_pages(c, q, store, keep);
+}
+
+void cache_reserve_again(struct cache *c, struct cache_seq *q, int32_t store, uint32_t n)
 {
     int32_t class = geometry_class_of(&c->geometry, q->variant, store);
-    int32_t had = q->stores[store].n_pages;
-
-    cache_drop_pages(c, q, store, keep);
-    uint32_t n = (uint32_t)((had - q->stores[store].n_pages) * c->geometry.arrays[store].n_groups);
-    bool reserved = pages_reserve(&c->classes[class], n); /* they have just come free */
+    bool reserved = pages_reserve(&c->classes[class], n);
 
     assert(reserved);
     (void)reserved;
     q->left.pages[class] += n;
+}
+
+void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
+{
+    cache_reserve_again(c, q, store, drop_pages(c, q, store, keep));
 }
 
 /* The prefix cache has pages of whole chunks and no entries of the latest tokens. So a prompt's

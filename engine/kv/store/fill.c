@@ -129,7 +129,7 @@ int kv_fill(struct cache *c, int32_t seq)
     int32_t n = q->n_prompt;
     uint64_t slot_bytes = 1;
     struct filler f = {.c = c, .seed = 1};
-    int r = cache_refill(c, seq, n, NULL, 0);
+    int r = cache_refill(c, seq, n, NULL, NULL, 0);
 
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         uint64_t b = ops_kv_slot_bytes(geometry_layout(&c->geometry, q->variant, i));
