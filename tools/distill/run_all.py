@@ -48,7 +48,7 @@ SETTINGS = {
           "stages": [["attention", 3e5, ATTENTION_LONG], ["full", 409600, LONG], ["full", 20e6, LONG]]},
     # its second stage was gpu.py's: minutes of a GPU, all positions
     "c": {"name": "smollm2-135m-swiftkv-14-16", "shape": ["--split", "14", "--group", "16", "--wide", "128+256"],
-          "stages": [["full", 2162688, [*WIDE, "--start", "fit"]], ["full", 46.3e6, WIDE]]},
+          "stages": [["full", 2162688, [*WIDE, "--start", "fit"]], ["full", 75.5e6, WIDE]]},
     "n": {"name": "smollm2-135m-swiftkv-14-16-narrow", "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q5_1"],
           "stages": [["attention", 5e5, ATTENTION], ["full", 2170880, FULL], ["full", 4915200, LONG],
                      ["full", 12419072, LONG], ["full", 20e6, LONG]]},
