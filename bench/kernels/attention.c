@@ -333,9 +333,6 @@ int kbench_attention(struct kbench *k, struct error *e)
     void *out = NULL;
     int r;
 
-    if (k->only && !strstr("attention", k->only) && !strstr(k->only, "attention")) {
-        return 0;
-    }
     r = kbench_fill(k, bytes, &q, e);
     r = r ? r : k->ops->alloc(k->be, bytes, "results", &out, e);
     l.op = (struct ops_attention){
