@@ -562,8 +562,15 @@ int cuda_queue_victim(struct cuda *cu, struct victim v)
 {
     struct cuda_victims *noted = &cu->queue->victims;
     int32_t groups = v.rank.shared ? 1 : v.rank.n_groups;
-    int r = noted->n == VICTIMS ? cuda_queue_flush(cu) : 0;
+    int r;
 
+    for (int32_t i = 0; i < noted->n; i++) {
+        if (noted->of[i].to == v.to) { /* of a step that was given up before its first launch */
+            noted->of[i] = v;
+            return 0;
+        }
+    }
+    r = noted->n == VICTIMS ? cuda_queue_flush(cu) : 0;
     if (r < 0) {
         return r;
     }
@@ -612,8 +619,16 @@ void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, con
     struct list *l = &cu->queue->now;
 
     if (cu->queue->victims.n > 0 && !cu->queue->finishing) {
+        bool early = cu->queue->early; /* this call's, not the searches' */
+        bool side = cu->queue->side;
+        bool join = cu->queue->join;
+
+        cu->queue->early = cu->queue->side = cu->queue->join = false;
         int r = cuda_queue_flush(cu);
 
+        cu->queue->early = early;
+        cu->queue->side = side;
+        cu->queue->join = join;
         cu->queue->error = cu->queue->error < 0 ? cu->queue->error : r;
     }
     if (l->n == QUEUE_MAX || l->n_bytes + CUDA_CALL_BYTES > QUEUE_BYTES ||
