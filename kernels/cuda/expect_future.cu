@@ -42,6 +42,24 @@ CUDA_INLINE void turn_pair(float *a, float *b, float c, float s)
     *b = x0 * s + x1 * c;
 }
 
+/* The pairs' lines of the square: rows, or columns. */
+template <bool SHARED, bool COLUMNS>
+CUDA_INLINE void turn_lines(const struct cuda_expect *p, const struct expect_pairs *turn,
+                            int32_t padded, float *square)
+{
+    for (int32_t k = (int32_t)threadIdx.x / WARP; k < p->n_pairs; k += FUTURE_WARPS) {
+        int32_t a;
+        int32_t b;
+
+        pair_dims(p, k, &a, &b);
+        for (int32_t i = (int32_t)threadIdx.x % WARP; i < p->layout.k_dim; i += WARP) {
+            turn_pair(square + square_at<SHARED>(padded, COLUMNS ? i : a, COLUMNS ? a : i),
+                      square + square_at<SHARED>(padded, COLUMNS ? i : b, COLUMNS ? b : i),
+                      turn->a[k], turn->b[k]);
+        }
+    }
+}
+
 /* The square, turned to the positions to come. `mean`: the sums' mean. */
 template <bool SHARED>
 CUDA_INLINE void future_square(const struct cuda_expect *p, const struct expect_pairs *turn,
@@ -77,27 +95,9 @@ CUDA_INLINE void future_square(const struct cuda_expect *p, const struct expect_
         }
     }
     __syncthreads(); /* the square: written by elements, read by pairs of rows */
-    for (int32_t k = warp; k < p->n_pairs; k += FUTURE_WARPS) {
-        int32_t a;
-        int32_t b;
-
-        pair_dims(p, k, &a, &b);
-        for (int32_t j = lane; j < dim; j += WARP) {
-            turn_pair(square + square_at<SHARED>(padded, a, j),
-                      square + square_at<SHARED>(padded, b, j), turn->a[k], turn->b[k]);
-        }
-    }
+    turn_lines<SHARED, false>(p, turn, padded, square);
     __syncthreads(); /* by pairs of rows, then of columns */
-    for (int32_t k = warp; k < p->n_pairs; k += FUTURE_WARPS) {
-        int32_t a;
-        int32_t b;
-
-        pair_dims(p, k, &a, &b);
-        for (int32_t i = lane; i < dim; i += WARP) {
-            turn_pair(square + square_at<SHARED>(padded, i, a),
-                      square + square_at<SHARED>(padded, i, b), turn->a[k], turn->b[k]);
-        }
-    }
+    turn_lines<SHARED, true>(p, turn, padded, square);
     __syncthreads(); /* by pairs of columns, then by rows */
 }
 

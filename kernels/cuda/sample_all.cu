@@ -43,25 +43,12 @@ CUDA_INLINE uint64_t mass_at(float below)
     return weight_units(sample_exp(below));
 }
 
-/* Sum over the lanes up to this one. */
-CUDA_INLINE uint64_t warp_upto(uint64_t x)
-{
-    int lane = (int)threadIdx.x % WARP;
-
-    for (int m = 1; m < WARP; m *= 2) {
-        uint64_t other = __shfl_sync(ALL_LANES, x, lane >= m ? lane - m : lane);
-
-        x += lane >= m ? other : 0;
-    }
-    return x;
-}
-
 /* Sum over the block, and what is returned: over the threads before this one. `part` is shared
  * (TOPK_WARPS). */
 CUDA_INLINE uint64_t block_before(uint64_t x, uint64_t *part, uint64_t *ret_total)
 {
     int lane = (int)threadIdx.x % WARP;
-    uint64_t upto = warp_upto(x);
+    uint64_t upto = topk_upto(x);
     uint64_t own, warps;
 
     if (lane == WARP - 1) {
@@ -69,7 +56,7 @@ CUDA_INLINE uint64_t block_before(uint64_t x, uint64_t *part, uint64_t *ret_tota
     }
     __syncthreads(); /* part: written above, read below */
     own = part[lane];
-    warps = warp_upto(own);
+    warps = topk_upto(own);
     *ret_total = __shfl_sync(ALL_LANES, warps, WARP - 1);
     return __shfl_sync(ALL_LANES, warps - own, (int)threadIdx.x / WARP) + upto - x;
 }
@@ -162,7 +149,7 @@ CUDA_INLINE uint64_t key_at(const struct in_bucket *b, int32_t n, uint64_t need,
             for (int j = 0; j < LANE_DIGITS; j++) {
                 sum += mass[own * LANE_DIGITS + j];
             }
-            sum = warp_upto(sum) - sum;
+            sum = topk_upto(sum) - sum;
             for (int j = 0; j < LANE_DIGITS; j++) {
                 uint64_t m = mass[own * LANE_DIGITS + j];
 
@@ -398,7 +385,7 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_draw(struct sample p)
         }
     }
     for (int j = 0; j < WARP_GROUPS; j++) {
-        two[j] = warp_upto(two[j]);
+        two[j] = topk_upto(two[j]);
         if (lane == WARP - 1 && g + j < p.n_groups) {
             of_group[g + j] = two[j];
         }
@@ -425,7 +412,7 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_draw(struct sample p)
     before = 0;
     for (int32_t i = group * p.group + lane;; i += WARP) { /* ends in this group */
         uint64_t own_units = i < p.n_vocab ? drawn_units(r, &c, i, top, last) : 0;
-        uint64_t upto = before + warp_upto(own_units);
+        uint64_t upto = before + topk_upto(own_units);
 
         if (upto - own_units <= left && left < upto) {
             p.ids[blockIdx.y] = i;

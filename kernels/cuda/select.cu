@@ -347,7 +347,6 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) choose(struct select p)
     for (int32_t s0 = 0; s0 < end; s0 += ROUND) {
         int32_t first = s0 + own * ROUND_SLOTS;
         uint32_t in = 0;
-        int32_t all;
 
         if (end > ROUND) {
             load_round(mass, first, end, x);
@@ -363,15 +362,7 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) choose(struct select p)
             }
             in |= (uint32_t)takes << j;
         }
-        all = topk_scan(__popc(in), part, &before);
-        before += n;
-#pragma unroll
-        for (int j = 0; j < ROUND_SLOTS; j++) {
-            if (in >> j & 1) {
-                to[before++] = first + j;
-            }
-        }
-        n += all;
+        n = topk_append<ROUND_SLOTS>(in, first, to, n, part);
     }
     if (p.mean[seq]) { /* the same for all threads */
         int32_t live = live_slots(s, r.group, part);

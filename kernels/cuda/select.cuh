@@ -80,8 +80,6 @@ CUDA_INLINE int32_t write_list(const struct mass *m, int32_t n_slots, uint64_t l
     for (int32_t s0 = 0; s0 < n_slots; s0 += TOPK_AT_ONCE * TOPK_THREADS) {
         int32_t first = s0 + (int32_t)threadIdx.x * TOPK_AT_ONCE;
         uint32_t in = 0;
-        int32_t at;
-        int32_t all;
 
 #pragma unroll
         for (int j = 0; j < TOPK_AT_ONCE; j++) {
@@ -89,15 +87,7 @@ CUDA_INLINE int32_t write_list(const struct mass *m, int32_t n_slots, uint64_t l
 
             in |= (uint32_t)(key != TOPK_NONE && key <= last) << j;
         }
-        all = topk_scan(__popc(in), part, &at);
-        at += n;
-#pragma unroll
-        for (int j = 0; j < TOPK_AT_ONCE; j++) {
-            if (in >> j & 1) {
-                list[at++] = first + j;
-            }
-        }
-        n += all;
+        n = topk_append<TOPK_AT_ONCE>(in, first, list, n, part);
     }
     return n;
 }

@@ -32,12 +32,12 @@ CUDA_INLINE uint32_t topk_sortable(float x)
 }
 
 /* Sum over the lanes up to this one. */
-CUDA_INLINE int32_t topk_upto(int32_t x)
+template <typename T> CUDA_INLINE T topk_upto(T x)
 {
     int lane = (int)threadIdx.x % WARP;
 
     for (int m = 1; m < WARP; m *= 2) {
-        int32_t other = __shfl_sync(ALL_LANES, x, lane >= m ? lane - m : lane);
+        T other = __shfl_sync(ALL_LANES, x, lane >= m ? lane - m : lane);
 
         x += lane >= m ? other : 0;
     }
@@ -62,6 +62,24 @@ CUDA_INLINE int32_t topk_scan(int32_t x, int32_t *part, int32_t *ret_before)
     warps = topk_upto(own);
     *ret_before = __shfl_sync(ALL_LANES, warps - own, warp) + upto - x;
     return __shfl_sync(ALL_LANES, warps, WARP - 1);
+}
+
+/* Behind the list's n come the slots first + j of each thread, for each bit j < SLOTS of `in`, thread
+ * by thread; by the block. Returns how many there are then. `part` is shared (TOPK_WARPS). */
+template <int SLOTS>
+CUDA_INLINE int32_t topk_append(uint32_t in, int32_t first, int32_t *list, int32_t n, int32_t *part)
+{
+    int32_t before;
+    int32_t all = topk_scan(__popc(in), part, &before);
+
+    before += n;
+#pragma unroll
+    for (int j = 0; j < SLOTS; j++) {
+        if (in >> j & 1) {
+            list[before++] = first + j;
+        }
+    }
+    return n + all;
 }
 
 /* The digit of 256 in which the sum of `count`, from digit 0 on, reaches *left, by one warp; *left
