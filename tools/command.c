@@ -47,6 +47,9 @@ int command_main(const struct command *c, int argc, char **argv)
     if (!r) {
         r = *c->help ? print_help(c->table, &e) : c->run(c->config, &words, &e);
     }
+    if (!r && (fflush(stdout) || ferror(stdout))) { /* an earlier flush may have failed */
+        r = error_set(&e, -EIO, "cannot write all of the output");
+    }
     if (r) {
         (void)fprintf(stderr, "%s: %s\n", c->name, e.text);
     }

@@ -175,8 +175,11 @@ static int run(const void *config, const struct option_list *words, struct error
                                           .out = out},
                        e);
     }
-    if (c->out && fclose(out) && !err) {
-        err = error_set_errno(e, -errno, "cannot write %s", c->out);
+    if (c->out) {
+        bool bad = ferror(out) != 0; /* an earlier flush may have failed */
+
+        bad |= fclose(out) != 0;
+        err = bad && !err ? error_set(e, -EIO, "cannot write all of %s", c->out) : err;
     }
     return err;
 }

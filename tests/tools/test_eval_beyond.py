@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """A text of four times the context under streaming:N: pipit-eval scores it to the bit as an engine does whose context
-holds all of it, and policies that stop at the context are refused.
+holds all of it, and policies that stop at the context are refused. Figures that a full disk did not take are an error.
 
     test_eval_beyond.py PIPIT-EVAL tests/data"""
 
@@ -33,3 +33,9 @@ for kv in ("streaming:60,chunk=32", "streaming:100,chunk=1"):  # a chunk and the
     assert float(a["perplexity"]) < 60, a
 full = scored("full", "--context", str(CONTEXT))
 assert full.returncode != 0 and str(CONTEXT) in full.stderr, full.stderr
+
+with open("/dev/full", "w") as full_disk:
+    for out, more in ((full_disk, []), (subprocess.DEVNULL, ["-o", "/dev/full"])):
+        r = subprocess.run([EVAL, "--model", os.path.join(DATA, "stories260K.gguf"), "--text", TEXT.name, "-c", "32", "-n", "1", "-t", "1",
+                            "--kv", "full", *more], stdout=out, stderr=subprocess.PIPE, text=True)
+        assert r.returncode != 0 and "cannot write" in r.stderr, (more, r.returncode, r.stderr)
