@@ -3,14 +3,17 @@
  * V's from all.
  *
  * Block of 128 threads: a tile of slots (256, or 1024 of more than 16384), one K head, up to 4 of
- * the query heads that read it. SparQ: the dims with the largest sums of |q| are found by each
- * block anew, k_dim^2 compares, four of them a load. With a copy of K by dim only those dims'
- * lines are read, 64 slots of a dim lie together: a thread loads 8 slots of a dim at once (16
- * bytes of f16), a warp 256 slots, and the four warps share the dims, so that of r = 32 all 16 KB
- * of 256 slots are under way before the first is needed; warps' sums are added in order. Without a
- * copy, and for top-k V, whole rows, two slots a thread. Writes the logits that rank slots, of
- * each tile and head the largest and the sum of e^(logit - largest), and with noise the logits
- * that are observed. */
+ * the query heads that read it.
+ *
+ * SparQ: each block finds the dims with the largest sums of |q| anew, by k_dim^2 compares, four of
+ * them a load. With a copy of K by dim, in which 64 slots of a dim lie together, only those dims'
+ * lines are read. A thread loads 8 slots of a dim at once (16 bytes of f16), a warp 256 slots, and
+ * the four warps share the dims. So of r = 32 all 16 KB of 256 slots are under way before the first
+ * is needed. Warps' sums are added in order.
+ * Without a copy, and for top-k V: whole rows, two slots a thread.
+ *
+ * Writes the logits that rank slots; of each tile and head the largest, and the sum of
+ * e^(logit - largest); with noise the logits that are observed. */
 
 #include "kernels/cuda/select_rows.cuh"
 
