@@ -64,8 +64,9 @@ CUDA_INLINE int32_t topk_scan(int32_t x, int32_t *part, int32_t *ret_before)
     return __shfl_sync(ALL_LANES, warps, WARP - 1);
 }
 
-/* Behind the list's n come the slots first + j of each thread, for each bit j < SLOTS of `in`, thread
- * by thread; by the block. Returns how many there are then. `part` is shared (TOPK_WARPS). */
+/* Behind the list's n come the slots first + j of each thread, for each bit j < SLOTS of `in`,
+ * thread by thread. By the block; returns how many there are then. `part` is shared
+ * (TOPK_WARPS). */
 template <int SLOTS>
 CUDA_INLINE int32_t topk_append(uint32_t in, int32_t first, int32_t *list, int32_t n, int32_t *part)
 {
