@@ -30,7 +30,7 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TABLE = os.path.join(ROOT, "kernels", "cuda", "sass.csv")
 FIELDS = ["nvcc", "arch", "kernel", "instructions", "loop", "loads", "bytes", "in_flight", "matrix", "convert"]
-MATRIX = re.compile(r"^(decode_stream|prefill_mma|sums_mma|columns_mma|tiles_|stream_|row_q)")
+MATRIX = re.compile(r"^(decode_stream|prefill_mma|observe_sums|observe_columns|tiles_|stream_|row_q)")
 LOAD = re.compile(r"^(?:@!?U?P\w+ )?(LDG|LDGSTS|UBLKCP|UTMALDG)\b([\w.]*)\s+(.*)")
 WEIGHTS = re.compile(r"^((norm_)?stream_|row_q)")  # these copy weights, which no kernel writes, before they wait
 AHEAD = re.compile(r"^decode_stream")  # this one slots that the step does not write, and loads a page's number

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of an 8B model's layer (32 query heads, 8 K heads of 128): decode by depth, type and
- * batch, each launch on another layer's pages; a prompt's chunk; what expected attention makes of
- * both; and decode by SparQ. */
+ * batch, each launch on another layer's pages; a prompt's chunk, and the same observed as H2O and
+ * Keyformer do; what expected attention makes of both; and decode by SparQ. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -161,44 +161,99 @@ static int time_sparq(struct kbench *k, int32_t depth, int n_seqs, struct layers
     return r;
 }
 
-static int time_all_sparq(struct kbench *k, struct layers *l, struct error *e)
+static int sums_round(struct kbench *k, void *arg, int n)
 {
+    struct layers *l = arg;
+    int r = 0;
+
+    for (int i = 0; i < n && !r; i++) {
+        r = k->ops->kv_sum(k->be, &(struct ops_kv_sum){.kv = &l->seqs[i % l->n][0].kv});
+    }
+    return r;
+}
+
+/* The sums of V that SparQ's rows need, once a prompt and every thousand tokens. */
+static int time_sums(struct kbench *k, int32_t depth, struct layers *l, struct error *e)
+{
+    uint64_t sum_bytes = (uint64_t)N_K * DIM * sizeof(float);
+    void *sum = NULL;
+    char name[96];
+    double ns;
     int r;
 
-    if (k->small) {
-        return time_sparq(k, 300, 2, l, e);
+    (void)snprintf(name, sizeof(name), "attention f16, sparq, sums of V, depth %d", depth);
+    if (!kbench_wants(k, name)) {
+        return 0;
+    }
+    l->layout = (struct ops_kv_layout){.n_groups = N_K,
+                                       .k_heads = 1,
+                                       .v_heads = 1,
+                                       .k_dim = DIM,
+                                       .v_dim = DIM,
+                                       .k_type = OPS_KV_F16,
+                                       .v_type = OPS_KV_F16};
+    r = k->ops->kv_layout(&l->layout, e);
+    r = r ? r : make(k, depth, 1, 0, l, e);
+    r = r ? r : k->ops->alloc(k->be, sum_bytes, "sums of V", &sum, e);
+    for (int i = 0; i < l->n; i++) {
+        l->seqs[i][0].kv.v_sum = sum;
+    }
+    r = r ? r : kbench_time(k, sums_round, l, k->small ? l->n : MOST_LAYERS, &ns, e);
+    if (!r) {
+        kbench_print(k, name, ns, 2.0 * N_K * depth * DIM, 0);
+    }
+    k->ops->free(k->be, sum, sum_bytes);
+    drop(k, l);
+    return r;
+}
+
+static int time_all_sparq(struct kbench *k, struct layers *l, struct error *e)
+{
+    int r = time_sums(k, k->small ? 300 : 8192, l, e);
+
+    if (r || k->small) {
+        return r ? r : time_sparq(k, 300, 2, l, e);
     }
     r = time_sparq(k, 8192, 1, l, e);
     r = r ? r : time_sparq(k, 8192, MOST_SEQS, l, e);
     return r ? r : time_sparq(k, 65536, MOST_SEQS, l, e);
 }
 
-/* A chunk of a prompt behind `before` tokens of it. */
+/* A chunk of a prompt behind `before` tokens of it. `observed`: slots are scored by all its rows.
+ */
 static int time_prompt(struct kbench *k, enum ops_kv_type type, int32_t before, int32_t rows,
-                       struct layers *l, struct error *e)
+                       bool observed, struct layers *l, struct error *e)
 {
+    const struct ops_observe observe = {.row_weight0 = 1, .row_growth = 1, .damp = 1, .tau0 = 1};
+    uint64_t score_bytes = (uint64_t)N_K * (uint64_t)(before + rows) * sizeof(float);
+    void *score = NULL;
     char name[96];
     double pairs = (double)rows * before + 0.5 * (double)rows * rows;
     double ns;
     int r;
 
-    (void)snprintf(name, sizeof(name), "attention %s, prompt, rows %d to %d",
-                   ops_kv_type_name(type), before, before + rows);
+    (void)snprintf(name, sizeof(name), "attention %s, prompt%s, rows %d to %d",
+                   ops_kv_type_name(type), observed ? " observed" : "", before, before + rows);
     if (!kbench_wants(k, name)) {
         return 0;
     }
     r = make(k, before + rows, 1, 0, l, e);
+    r = r || !observed ? r : k->ops->alloc(k->be, score_bytes, "scores", &score, e);
     for (int i = 0; i < l->n; i++) {
+        l->seqs[i][0].kv.score = score;
         l->seqs[i][0].n_rows = rows;
         l->seqs[i][0].pos0 = before;
         l->seqs[i][0].slot0 = before;
     }
     l->op.rows = (struct ops_rows){rows, 0};
     l->op.n_seqs = 1;
+    l->op.observe = observed ? &observe : NULL;
     r = r ? r : kbench_time(k, layers_round, l, 2, &ns, e);
+    l->op.observe = NULL;
     if (!r) {
-        kbench_print(k, name, ns, 0, 4.0 * N_Q * DIM * pairs);
+        kbench_print(k, name, ns, 0, (observed ? 6.0 : 4.0) * N_Q * DIM * pairs);
     }
+    k->ops->free(k->be, score, score_bytes);
     drop(k, l);
     return r;
 }
@@ -309,9 +364,10 @@ static int time_type(struct kbench *k, enum ops_kv_type type, struct layers *l, 
         }
     }
     for (int i = k->small; i < 2 && !r; i++) {
-        r = k->small ? time_prompt(k, type, 64 * i, 8, l, e)
-                     : time_prompt(k, type, 6144 * i, 2048, l, e);
+        r = k->small ? time_prompt(k, type, 64 * i, 8, false, l, e)
+                     : time_prompt(k, type, 6144 * i, 2048, false, l, e);
     }
+    r = r ? r : time_prompt(k, type, 0, k->small ? 8 : 2048, true, l, e);
     if (!r && (type == OPS_KV_F16 || (!k->small && ops_kv_in_four_bits(type)))) {
         r = time_expect(k, type, k->small ? 70 : 4096, 0, l, e);
     }

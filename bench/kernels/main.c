@@ -195,6 +195,7 @@ static int open_device(struct kbench *k, const struct config *c, struct error *e
         .max_heads = 32,
         .max_head_dim = 128,
         .max_slots = k->small ? 1024 : 65536, /* the deepest figure's */
+        .observe = true,
         .expect = true,
         .select = true,
     };

@@ -102,7 +102,7 @@ static int some_decode(struct cuda *cu, const struct ops_attention *p, struct at
     int32_t first = *seq;
     int32_t done = 0;
 
-    if (p->observe && cu->scratch.n_observed < room) {
+    if (p->observe && cu->limits.observe && cu->scratch.n_observed < room) {
         room = cu->scratch.n_observed;
     }
     if (p->select && cu->scratch.n_selected < room) {
@@ -243,6 +243,8 @@ int cuda_attention(struct backend *be, const struct ops_attention *p)
     a.part = cu->scratch.part;
     a.sums = cu->scratch.sums;
     a.logits = cu->scratch.logits;
+    a.queries = cu->scratch.queries;
+    a.query_factor = cu->scratch.query_factor;
     a.max_slots = (cu->limits.max_slots + 63) / 64 * 64;
     cuda_call_join(cu);
     while (seq < n_decode && r == 0) {

@@ -24,8 +24,10 @@ struct attend {
     float *part;
     int32_t part_len; /* floats of one chunk and head */
     int32_t n_chunks; /* of the longest sequence of this launch: strides of part */
-    float *sums;      /* (rows, n_q, 2) */
+    float *sums;      /* (rows, n_q, 2): about the largest logit, 1 / the sum of e^(x - that) */
     float *logits;    /* (sequences of the launch, n_q, max_slots) */
+    uint16_t *queries; /* (rows, n_q, k_dim to a multiple of 8), of observed prefill rows */
+    float *query_factor; /* (rows, n_q): what these were divided by */
     int32_t max_slots;
 };
 
@@ -46,9 +48,19 @@ CUDA_INLINE struct attend_head attend_head_of(const struct attend *p, int32_t he
     return h;
 }
 
-CUDA_INLINE bool attend_observed(const struct attend *p, int32_t seq)
+static inline __host__ __device__ bool attend_observed(const struct attend *p, int32_t seq)
 {
     return p->seqs.s[seq].score && p->observe[seq].row_first < p->seqs.s[seq].n_rows;
+}
+
+/* Are the softmax' logits, to the policy, those of the attention itself? Then what gives rows of the
+ * prefill class their output leaves their sums, and logits are times log2(e) there. */
+static inline __host__ __device__ bool attend_leaves_sums(const struct attend *p, int32_t seq)
+{
+    const struct ops_observe *o = &p->observe[seq];
+
+    return o->noise == OPS_NOISE_NONE && o->tau0 == 1 && o->tau_step == 0 && p->scale > 0 &&
+           p->softcap <= 0 && p->alibi_max <= 0;
 }
 
 /* Can no row of [first_pos, last_pos] see a slot of [s0, s0 + n)? Where slots are positions. */
@@ -108,7 +120,7 @@ static inline __host__ __device__ float attend_damp(const struct ops_observe *o,
 {
     float factor = 1;
 
-    for (int32_t r = o->row_first; r < n_rows; r++) {
+    for (int32_t r = o->row_first; r < n_rows && o->damp != 1; r++) {
         factor *= o->damp;
     }
     return factor;
@@ -176,7 +188,7 @@ int cuda_attend_prefill(struct cuda *cu, struct attend *p);
 /* Caches of 16 and 8 bits, at most `rows` rows a sequence: what rows give; scores of sequences that
  * are observed, at most `slots` slots each. */
 int cuda_attend_rows(struct cuda *cu, const struct attend *p, int32_t rows);
-int cuda_attend_mma(struct cuda *cu, const struct attend *p, int32_t rows, int32_t slots);
+int cuda_attend_scores(struct cuda *cu, const struct attend *p, int32_t rows, int32_t slots);
 /* The same as cuda_attend_rows() where wgmma can do it. */
 bool cuda_attend_has_wgmma(const struct cuda *cu, const struct attend *p);
 int cuda_attend_wgmma(struct cuda *cu, const struct attend *p, int32_t rows);

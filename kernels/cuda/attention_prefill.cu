@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of prefill rows, and what a policy observes of them, where the cache has 32 bits;
- * others go to attention_mma.cu.
+ * others go to attention_observe.cu.
  *
  * prefill  Block of 128 threads: one query head, 32 consecutive rows, over all slots in tiles of
  *          32, softmax as it goes. K and V tiles lie in shared memory as f32, one after the other
@@ -395,7 +395,7 @@ int cuda_attend_prefill(struct cuda *cu, struct attend *p)
     if (l->k_type != OPS_KV_F32 && l->v_type != OPS_KV_F32) {
         r = cuda_attend_has_wgmma(cu, p) ? cuda_attend_wgmma(cu, p, rows)
                                          : cuda_attend_rows(cu, p, rows);
-        return r == 0 && slots > 0 ? cuda_attend_mma(cu, p, rows, slots) : r;
+        return r == 0 && slots > 0 ? cuda_attend_scores(cu, p, rows, slots) : r;
     }
     grid = dim3(cuda_div_up((uint64_t)rows, ROWS), (unsigned)p->n_q, (unsigned)p->seqs.n);
     r = l->v_dim <= 64    ? launch<2>(cu, p, grid, shared)

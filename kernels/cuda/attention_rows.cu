@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of prefill rows on tensor cores; caches of 16 and 8 bits. (Those of 32 bits:
- * attention_prefill.cu; what a policy observes: attention_mma.cu.)
+ * attention_prefill.cu; what a policy observes: attention_observe.cu.)
  *
  * Query heads that share a K head and a V head are one set, and (row, head) a pair of it: pair i is
  * row i / set, head i % set. A block has 64 or 128 consecutive pairs of one set, a warp 16 or 32 of
@@ -610,6 +610,7 @@ CUDA_INLINE void write_out(const struct attend *p, const struct part *b,
         if (row >= b->s->n_rows) {
             continue;
         }
+        leave_sums(p, b, row, head, run[m][h].top, sum);
         if (p->sinks && sum > 0) {
             sum += exp2f(p->sinks[head] * LOG2E - run[m][h].top);
         }

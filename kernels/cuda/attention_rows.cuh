@@ -99,6 +99,19 @@ CUDA_INLINE const uint8_t *head_of(const struct attend *p, const struct part *b,
                 : kv_v_row(l, page_at(p, b, page), b->v_head, 0);
 }
 
+/* For what is observed of a row (attention_observe.cu): its top, and 1 / the sum relative to it,
+ * which its 4 lanes have. */
+CUDA_INLINE void leave_sums(const struct attend *p, const struct part *b, int32_t row, int32_t head,
+                            float top, float sum)
+{
+    if (attend_observed(p, (int32_t)blockIdx.y) && threadIdx.x % 4 == 0) {
+        float *to = p->sums + ((size_t)(b->s->row0 + row) * p->n_q + head) * 2;
+
+        to[0] = top;
+        to[1] = sum > 0 ? 1.0f / sum : 0.0f;
+    }
+}
+
 /* Eight codes as f16; of V times the scale. */
 template <bool IS_K>
 CUDA_INLINE uint4 widen8(int32_t type, uint32_t lo, uint32_t hi, uint16_t scale)

@@ -309,6 +309,7 @@ CUDA_INLINE void write_out(const struct attend *p, const struct part *b,
         if (row >= b->s->n_rows) {
             continue;
         }
+        leave_sums(p, b, row, head, run[h].top, sum);
         if (p->sinks && sum > 0) {
             sum += exp2f(p->sinks[head] * LOG2E - run[h].top);
         }

@@ -101,6 +101,9 @@ uint64_t cuda_scratch(const struct backend_limits *l, struct cuda_lt_use lt, uin
     take(&t, decode * heads * chunks * (at_least_one(l->max_head_dim) + 4), &ret->part);
     take(&t, l->observe ? rows * heads * 2 : 0, &ret->sums);
     take(&t, observed * heads * slots, &ret->logits);
+    take(&t, l->observe ? rows * heads * round_up(at_least_one(l->max_head_dim), 8) : 0,
+         &ret->queries);
+    take(&t, l->observe ? rows * heads : 0, &ret->query_factor);
     take(&t, selected * heads * slots, &ret->approx);
     take(&t, selected * heads * slots, &ret->mass);
     take(&t, selected * heads * (uint64_t)select_max_tiles(l->max_slots) * 2, &ret->tile);

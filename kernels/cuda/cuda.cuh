@@ -48,8 +48,11 @@ struct cuda_scratch {
     float *xe;        /* (max_rows): factor that the f16 pieces were divided by; a norm's */
     uint8_t *row_codes; /* two rows of codes, which kernels make for the next one (codes.cuh) */
     float *part;      /* decode attention: (max_decode, heads, chunks, dim + 4) */
-    float *sums;      /* observed: (max_rows, heads, 2): largest logit, 1 / sum */
-    float *logits;    /* observed decode rows: (n_observed, heads, max_slots) */
+    float *sums;      /* observed: (max_rows, heads, 2): about the largest logit, 1 / sum */
+    float *logits;    /* observed decode rows: (n_observed, heads, max_slots); of prefill rows
+                         what each head gives to its slots' scores */
+    uint16_t *queries; /* observed: (max_rows, heads, max_head_dim to a multiple of 8) */
+    float *query_factor; /* observed: (max_rows, heads) */
     float *approx;    /* rows that select: (n_selected, heads, max_slots), what ranks slots */
     float *mass;      /* the same as probabilities summed over heads */
     float *tile;      /* (n_selected, heads, tiles, 2): sums of e^approx, a tile of slots each */

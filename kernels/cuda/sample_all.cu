@@ -195,8 +195,9 @@ CUDA_INLINE void list_add(uint64_t *list, int32_t *n_list, uint64_t key)
 
 /* Tokens of the bucket in the groups `group`, until the list is full. A warp has AT_ONCE groups
  * under way: one after another they took most of 119 us on an H200. */
-CUDA_INLINE void list_groups(const struct in_bucket *b, const struct sample *p, const int32_t *group,
-                             int32_t n_groups, uint64_t *list, int32_t *n_list)
+CUDA_INLINE void list_groups(const struct in_bucket *b, const struct sample *p,
+                             const int32_t *group, int32_t n_groups, uint64_t *list,
+                             int32_t *n_list)
 {
     int32_t lane = (int32_t)threadIdx.x % WARP;
 

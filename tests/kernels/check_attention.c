@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention, and what policies observe. Batches of two decode rows and two prefills with uneven
  * numbers of slots; every pair of types; MHA, GQA, MQA, unequal heads and dims; windows, soft-caps,
- * ALiBi, sinks, rings, slots in any order with empty ones between, rows that see nothing, logits of
- * 1e4.
+ * ALiBi, sinks, rings, slots in any order with empty ones between, rows that see nothing, queries
+ * beyond f16's range.
  *
  * The backend against the reference, the reference against softmax in double, and batch invariance:
  * each sequence, and single rows of a prefill, alone, give the bits they gave in company. */
@@ -45,7 +45,8 @@ enum {
     UNROTATED = 16,
     HADAMARD = 32,
     SINKS = 64,
-    LATEST = 128
+    LATEST = 128,
+    MIXED = 256 /* the last sequence is observed without noise and temperature */
 };
 
 struct shape {
@@ -77,6 +78,21 @@ static int32_t pos0_of(const struct shape *s, int seq)
     return s->options & BLIND && seq == 2 ? -1 : s->n_slots[seq] - s->n_rows[seq];
 }
 
+static struct ops_observe observe_of(const struct shape *s, int seq)
+{
+    struct ops_observe o = s->o;
+
+    if (s->options & MIXED && seq == N_SEQS - 1) {
+        o.noise = OPS_NOISE_NONE;
+        o.tau0 = 1;
+        o.tau_step = 0;
+    }
+    if (seq == 1) {
+        o.row_first = s->n_rows[seq]; /* off */
+    }
+    return o;
+}
+
 static void prepare(struct check *c, const struct shape *s, struct inputs *in)
 {
     bool scores = s->options & OBSERVE;
@@ -101,7 +117,7 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
     in->ldo = s->n_q * s->l.v_dim + 5;
     in->q = check_buf(c, "q", (size_t)in->n * (size_t)in->ldq * 4);
     in->out = check_buf(c, "out", (size_t)in->n * (size_t)in->ldo * 4);
-    check_fill(c, in->q, s->options & LARGE ? 1e4f : 1.5f);
+    check_fill(c, in->q, s->options & LARGE ? 6e4f : 1.5f);
     check_fill(c, in->out, 1);
     in->sinks = check_buf(c, "sinks", (size_t)s->n_q * 4);
     check_fill(c, in->sinks, 4);
@@ -130,10 +146,7 @@ static struct ops_attention params(struct check *c, const struct shape *s, struc
             .pos0 = pos0_of(s, i),
             .kv = check_kv_of(c, &in->kv[i]),
         };
-        observe[i] = s->o;
-        if (i == 1) {
-            observe[i].row_first = 1; /* off */
-        }
+        observe[i] = observe_of(s, i);
         row0 += s->n_rows[i];
     }
     in->sink = (struct ops_weight){
@@ -375,8 +388,9 @@ static void true_scores(const struct shape *s, const struct inputs *in, int seq,
 {
     const struct check_kv *kv = &in->kv[seq];
     int32_t group = head / (s->n_q / s->l.n_groups);
-    double tau = (double)s->o.tau0 + row * (double)s->o.tau_step;
-    double weight = (double)s->o.row_weight0 * pow((double)s->o.row_growth, row - s->o.row_first);
+    const struct ops_observe o = observe_of(s, seq);
+    double tau = (double)o.tau0 + row * (double)o.tau_step;
+    double weight = (double)o.row_weight0 * pow((double)o.row_growth, row - o.row_first);
     double max;
     double total;
 
@@ -385,7 +399,7 @@ static void true_scores(const struct shape *s, const struct inputs *in, int seq,
 
         t->logits[i] = t->logits[i] == -INFINITY
                            ? -INFINITY
-                           : (t->logits[i] + (double)noise_draw(&s->o, (uint32_t)head, row_pos,
+                           : (t->logits[i] + (double)noise_draw(&o, (uint32_t)head, row_pos,
                                                                 (uint32_t)pos_of(kv, group, i))) /
                                  tau;
     }
@@ -516,7 +530,7 @@ static void compare(struct check *c, const struct shape *s, struct inputs *in)
                                               : &tol_score);
     }
     if (c->first &&
-        !(s->options & LARGE)) { /* near-ties of logits of 1e4: f32 decides them otherwise */
+        !(s->options & LARGE)) { /* near-ties of such logits: f32 decides them otherwise */
         against_double(c, s, in);
     }
     for (int seq = 0; seq < N_SEQS; seq++) {
@@ -584,9 +598,17 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
     struct ops_kv_layout odd = {2, 2, 1, 20, 36, k, v, false, 0};
     struct ops_kv_layout wide = {1, 1, 1, 256, 80, k, v, false, 0};
     struct ops_kv_layout broad = {1, 2, 2, 256, 208, k, v, false, 0};
+    struct ops_kv_layout tall = {1, 1, 1, 160, 80, k, v, false, 0};
     struct ops_kv_layout shared = {1, 1, 1, 96, 80, k, v, false, 0};
     struct ops_kv_layout unrotated = {2, 1, 1, 32, 32, k, v, true, 0};
     struct ops_observe h2o = {.row_weight0 = 1, .row_growth = 1, .damp = 1, .tau0 = 1};
+    struct ops_observe warm = {.row_weight0 = 1, .row_growth = 1, .damp = 1, .tau0 = 1.7f};
+    struct ops_observe cold = {.noise = OPS_NOISE_GUMBEL,
+                               .row_first = 3,
+                               .row_weight0 = 1,
+                               .row_growth = 1,
+                               .damp = 1,
+                               .tau0 = 0.05f};
     struct ops_observe recency = {
         .row_first = 3, .row_weight0 = 0.3f, .row_growth = 1.05f, .damp = 0.95f, .tau0 = 1};
     struct ops_observe gumbel = {.noise = OPS_NOISE_GUMBEL,
@@ -630,6 +652,16 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
         {gqa, 9, {1, 1, 40, 5}, {333, 70, 120, 600}, OBSERVE | SCATTERED, 0, 0, 0, recency},
         {gqa, 9, {1, 1, 150, 5}, {333, 70, 170, 600}, OBSERVE, 0, 0, 0, recency}, /* blocks */
         {gqa, 9, {1, 1, 150, 5}, {333, 70, 170, 600}, OBSERVE, 0, 0, 0, gumbel},
+        {gqa, 9, {1, 1, 150, 70}, {333, 70, 350, 400}, OBSERVE | MIXED, 0, 0, 0, gumbel},
+        {gqa, 9, {1, 1, 200, 5}, {333, 70, 300, 600}, OBSERVE, 40, 0, 0, h2o},
+        {gqa, 9, {1, 1, 70, 5}, {333, 70, 300, 600}, OBSERVE | BLIND, 0, 0, 0, h2o},
+        {mqa, 8, {1, 1, 70, 5}, {333, 70, 300, 600}, OBSERVE | LARGE, 0, 0, 0, h2o},
+        {odd, 8, {1, 1, 90, 3}, {129, 5, 100, 300}, OBSERVE | SCATTERED, 0, 0, 0, h2o},
+        {wide, 5, {1, 1, 70, 2}, {90, 5, 80, 150}, OBSERVE, 0, 0, 0, recency},
+        {tall, 5, {1, 1, 70, 2}, {90, 5, 180, 150}, OBSERVE, 0, 0, 0, h2o},
+        {gqa, 9, {1, 1, 33, 5}, {333, 70, 161, 65}, OBSERVE, 0, 0, 0, h2o}, /* end a warp's slots */
+        {gqa, 9, {1, 1, 33, 5}, {333, 70, 160, 65}, OBSERVE, 0, 0, 0, warm},
+        {gqa, 9, {1, 1, 70, 5}, {333, 70, 160, 65}, OBSERVE, 0, 0, 0, cold},
         {mqa, 8, {1, 1, 90, 5}, {333, 70, 170, 600}, OBSERVE | SCATTERED, 0, 0, 0, annealed},
         {uneven, 16, {1, 1, 40, 5}, {333, 70, 120, 200}, OBSERVE | SCATTERED, 0, 0, 0, annealed},
         {odd, 8, {1, 1, 40, 5}, {333, 70, 120, 200}, OBSERVE, 0, 0, 0, gauss},
