@@ -294,7 +294,7 @@ call_5() {
     bench 8 512 65536,131072 "full fp8" # attention's slope 88 / 82 %; FP8's at most 0.53 of it
     bench 1 512 8192,32768 "f16 fp8 kv8 k8v4 kv4" # kv4 by counts: 0.98 to 1.01 of f16's, 1.08 to 1.10
     bench 8 512 8192 "f16 fp8 kv8 k8v4 kv4"       # 1.20 to 1.22
-    bench 1 2048 8192 "full expected:50% snapkv:50% keyformer:50%" # prompts by counts 0.95, 0.95, 0.94
+    bench 1 2048 8192 "full expected:50% snapkv:50% keyformer:50%" # prompts by counts: -, 0.93, 0.92
     drop_models
     model llama-3.1-8b_BF16 llama-3.1-8b BF16
     bench 1 512 8192 "full fp8+keyformer:50%"

@@ -224,7 +224,7 @@ class Model:
         if p["name"] == "streaming":
             return min((at, s) for s, at in enumerate(st.pos[h]) if at >= p["sinks"])[1]
         if p["name"] == "snapkv":  # new tokens take slots of the lowest scores, then of each other
-            room = max(0, min(p["observe"], (p["budget"] - p["observe"] - p["sinks"]) // 2))
+            room = max(0, (p["budget"] - p["observe"] - p["sinks"]) // 2)
             if pos - p["n_prompt"] < room:
                 return min((st.score[h][s], at, s) for s, at in enumerate(st.pos[h])
                            if p["sinks"] <= at < p["n_prompt"] - p["observe"])[2]

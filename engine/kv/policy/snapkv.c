@@ -5,11 +5,11 @@
  * clusters survive whole. Of each head group the N - observe best and the window itself stay.
  *
  * No query after the prompt scores. The published code appends new tokens without bound and loses
- * nothing more. Here N slots stay N: the first new tokens take the slots of the lowest scores,
- * until there are `observe` of them (or half of what was chosen), and each further one that of the
- * oldest new one. So the prompt's window stays, which the question often ends. With one query head
- * a K head the cut is the published one; with shared K heads the group's query heads vote together.
- */
+ * nothing more. Here N slots stay N: new tokens take the slots of the lowest scores, until they
+ * have half of what was chosen, and each further one that of the oldest new one. So the prompt's
+ * window stays, which the question often ends, and with it the better half of the choice. With one
+ * query head a K head the cut is the published one; with shared K heads the group's query heads
+ * vote together. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -30,9 +30,9 @@ static int32_t spared(const struct policy *p, int32_t budget)
 static int32_t room(const struct policy *p, int32_t budget)
 {
     const int32_t window = spared(p, budget);
-    int32_t half = (budget - window - (p->sinks > 0 ? p->sinks : 0)) / 2;
+    const int32_t half = (budget - window - (p->sinks > 0 ? p->sinks : 0)) / 2;
 
-    return half > window ? window : half > 0 ? half : 0;
+    return half > 0 ? half : 0;
 }
 
 static void guard(const struct policy *p, const struct place_when *when, struct place_guard *ret)
