@@ -269,7 +269,8 @@ call_3() {
     model llama-3.1-8b_Q4_K llama-3.1-8b Q4_K
     bench 1 512 128,2048 full # decode 80 %
     bench 1 16,512,2048 128 full own    # prompts: 11,780 tok/s by own tiles ...
-    bench 1 16,512,2048 128 "full full,chunk=2048" cublas # ... 22,100 by counts; 26,800 in one chunk
+    bench 1 16,512,2048 128 full cublas # ... 22,100 by counts;
+    bench 1 2048 128 full,chunk=2048 cublas # 26,800 in one chunk
 }
 
 call_4() {
