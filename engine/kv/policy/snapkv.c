@@ -147,9 +147,8 @@ static const struct word_option *const options[] = {
 const struct policy_word policy_word_snapkv = {
     .name = "snapkv",
     .axis = AXIS_PLACE,
-    .help =
-        "those that the prompt's last queries attend to, with their neighbours; chosen once (Li "
-        "et al. 2024)",
+    .help = "those that the prompt's last queries attend to, with their neighbours; chosen once, "
+            "and new tokens take the place of up to half of them (Li et al. 2024)",
     .amount = &option_budget,
     .amount_says = WORD_BUDGET_SAYS,
     .options = options,
