@@ -652,16 +652,16 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
         {gqa, 9, {1, 1, 40, 5}, {333, 70, 120, 600}, OBSERVE | SCATTERED, 0, 0, 0, recency},
         {gqa, 9, {1, 1, 150, 5}, {333, 70, 170, 600}, OBSERVE, 0, 0, 0, recency}, /* blocks */
         {gqa, 9, {1, 1, 150, 5}, {333, 70, 170, 600}, OBSERVE, 0, 0, 0, gumbel},
-        {gqa, 9, {1, 1, 150, 70}, {333, 70, 350, 400}, OBSERVE | MIXED, 0, 0, 0, gumbel},
-        {gqa, 9, {1, 1, 200, 5}, {333, 70, 300, 600}, OBSERVE, 40, 0, 0, h2o},
-        {gqa, 9, {1, 1, 70, 5}, {333, 70, 300, 600}, OBSERVE | BLIND, 0, 0, 0, h2o},
+        {gqa, 9, {2, 1, 150, 70}, {333, 70, 350, 400}, OBSERVE | MIXED, 0, 0, 0, gumbel},
+        {gqa, 9, {2, 1, 200, 5}, {333, 70, 300, 600}, OBSERVE, 40, 0, 0, h2o},
+        {gqa, 9, {2, 1, 70, 5}, {333, 70, 300, 600}, OBSERVE | BLIND, 0, 0, 0, h2o},
         {mqa, 8, {1, 1, 70, 5}, {333, 70, 300, 600}, OBSERVE | LARGE, 0, 0, 0, h2o},
-        {odd, 8, {1, 1, 90, 3}, {129, 5, 100, 300}, OBSERVE | SCATTERED, 0, 0, 0, h2o},
+        {odd, 8, {2, 1, 90, 3}, {129, 5, 100, 300}, OBSERVE | SCATTERED, 0, 0, 0, h2o},
         {wide, 5, {1, 1, 70, 2}, {90, 5, 80, 150}, OBSERVE, 0, 0, 0, recency},
-        {tall, 5, {1, 1, 70, 2}, {90, 5, 180, 150}, OBSERVE, 0, 0, 0, h2o},
-        {gqa, 9, {1, 1, 33, 5}, {333, 70, 161, 65}, OBSERVE, 0, 0, 0, h2o}, /* end a warp's slots */
+        {tall, 5, {2, 1, 70, 2}, {90, 5, 180, 150}, OBSERVE, 0, 0, 0, h2o},
+        {gqa, 9, {2, 1, 33, 5}, {333, 70, 161, 65}, OBSERVE, 0, 0, 0, h2o}, /* end a warp's slots */
         {gqa, 9, {1, 1, 33, 5}, {333, 70, 160, 65}, OBSERVE, 0, 0, 0, warm},
-        {gqa, 9, {1, 1, 70, 5}, {333, 70, 160, 65}, OBSERVE, 0, 0, 0, cold},
+        {gqa, 9, {2, 1, 70, 5}, {333, 70, 160, 65}, OBSERVE, 0, 0, 0, cold},
         {mqa, 8, {1, 1, 90, 5}, {333, 70, 170, 600}, OBSERVE | SCATTERED, 0, 0, 0, annealed},
         {uneven, 16, {1, 1, 40, 5}, {333, 70, 120, 200}, OBSERVE | SCATTERED, 0, 0, 0, annealed},
         {odd, 8, {1, 1, 40, 5}, {333, 70, 120, 200}, OBSERVE, 0, 0, 0, gauss},
