@@ -35,6 +35,20 @@ static int layers_round(struct kbench *k, void *arg, int n)
     return r;
 }
 
+static int describe(struct kbench *k, enum ops_kv_type type, enum ops_rank rank, struct layers *l,
+                    struct error *e)
+{
+    l->layout = (struct ops_kv_layout){.n_groups = N_K,
+                                       .k_heads = 1,
+                                       .v_heads = 1,
+                                       .k_dim = DIM,
+                                       .v_dim = DIM,
+                                       .k_type = type,
+                                       .v_type = type,
+                                       .rank = rank};
+    return k->ops->kv_layout(&l->layout, e);
+}
+
 static void drop(struct kbench *k, struct layers *l)
 {
     k->ops->free(k->be, l->pool, 0);
@@ -139,15 +153,7 @@ static int time_sparq(struct kbench *k, int32_t depth, int n_seqs, struct layers
     if (!kbench_wants(k, name)) {
         return 0;
     }
-    l->layout = (struct ops_kv_layout){.n_groups = N_K,
-                                       .k_heads = 1,
-                                       .v_heads = 1,
-                                       .k_dim = DIM,
-                                       .v_dim = DIM,
-                                       .k_type = OPS_KV_F16,
-                                       .v_type = OPS_KV_F16,
-                                       .rank = OPS_RANK_2K};
-    r = k->ops->kv_layout(&l->layout, e);
+    r = describe(k, OPS_KV_F16, OPS_RANK_2K, l, e);
     r = r ? r : make(k, depth, n_seqs, (uint64_t)bytes, l, e);
     l->op.rows = (struct ops_rows){n_seqs, n_seqs};
     l->op.n_seqs = n_seqs;
@@ -185,14 +191,7 @@ static int time_sums(struct kbench *k, int32_t depth, struct layers *l, struct e
     if (!kbench_wants(k, name)) {
         return 0;
     }
-    l->layout = (struct ops_kv_layout){.n_groups = N_K,
-                                       .k_heads = 1,
-                                       .v_heads = 1,
-                                       .k_dim = DIM,
-                                       .v_dim = DIM,
-                                       .k_type = OPS_KV_F16,
-                                       .v_type = OPS_KV_F16};
-    r = k->ops->kv_layout(&l->layout, e);
+    r = describe(k, OPS_KV_F16, OPS_RANK_ONCE, l, e);
     r = r ? r : make(k, depth, 1, 0, l, e);
     r = r ? r : k->ops->alloc(k->be, sum_bytes, "sums of V", &sum, e);
     for (int i = 0; i < l->n; i++) {
@@ -340,14 +339,7 @@ static int time_type(struct kbench *k, enum ops_kv_type type, struct layers *l, 
     int n = k->small ? 1 : 4;
     int r;
 
-    l->layout = (struct ops_kv_layout){.n_groups = N_K,
-                                       .k_heads = 1,
-                                       .v_heads = 1,
-                                       .k_dim = DIM,
-                                       .v_dim = DIM,
-                                       .k_type = type,
-                                       .v_type = type};
-    r = k->ops->kv_layout(&l->layout, e);
+    r = describe(k, type, OPS_RANK_ONCE, l, e);
     if (!r && ops_kv_in_four_bits(type)) {
         uint64_t bytes = N_K * OPS_LATEST_ENTRIES * ops_kv_latest_bytes(&l->layout);
         void *latest = NULL;

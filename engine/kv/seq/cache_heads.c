@@ -196,16 +196,13 @@ static int part_pages(struct cache *c, struct cache_seq *q, int32_t store, const
                       int32_t most)
 {
     const struct geometry_arrays *st = &c->geometry.arrays[store];
-    struct pages *pages = &c->classes[geometry_class_of(&c->geometry, q->variant, store)];
     uint32_t n = 0;
 
     for (int32_t g = 0; g < st->n_groups; g++) {
         uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
         int32_t first = cache_first_page(c, q, store, g);
 
-        for (int32_t i = first + keep[g]; i < q->stores[store].n_pages; i++, n++) {
-            (void)pages_unref(pages, &row[i]);
-        }
+        n += cache_drop_of_group(c, q, store, g, first + keep[g]);
         memmove(row + most - keep[g], row + first, (size_t)keep[g] * sizeof(*row));
     }
     for (int32_t g = 0; g < st->n_groups; g++) {

@@ -46,6 +46,9 @@ int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store,
 void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep);
 /* The same, and the sequence's reservation has them again. Nobody else holds them. */
 void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep);
+/* Of one group those from page `from` on, and says how many. */
+uint32_t cache_drop_of_group(struct cache *c, struct cache_seq *q, int32_t store, int32_t group,
+                             int32_t from);
 
 /* Pages of a store that have just come free are the reservation's again. */
 void cache_reserve_again(struct cache *c, struct cache_seq *q, int32_t store, uint32_t n);

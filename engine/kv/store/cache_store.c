@@ -147,20 +147,28 @@ int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_
     return r;
 }
 
-/* Gives back a store's pages from `keep` a group on, and says how many. */
-static uint32_t drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
+uint32_t cache_drop_of_group(struct cache *c, struct cache_seq *q, int32_t store, int32_t group,
+                             int32_t from)
 {
     const struct geometry_arrays *st = &c->geometry.arrays[store];
     struct pages *pages = &c->classes[geometry_class_of(&c->geometry, q->variant, store)];
+    uint32_t *row = cache_host_pages(q, st) + (size_t)group * (size_t)st->max_pages;
+    int32_t first = cache_first_page(c, q, store, group);
     uint32_t n = 0;
 
-    for (int32_t g = 0; g < st->n_groups; g++) {
-        uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
-        int32_t first = cache_first_page(c, q, store, g);
+    for (int32_t i = first > from ? first : from; i < q->stores[store].n_pages; i++, n++) {
+        (void)pages_unref(pages, &row[i]);
+    }
+    return n;
+}
 
-        for (int32_t i = first > keep ? first : keep; i < q->stores[store].n_pages; i++, n++) {
-            (void)pages_unref(pages, &row[i]);
-        }
+/* Gives back a store's pages from `keep` a group on, and says how many. */
+static uint32_t drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
+{
+    uint32_t n = 0;
+
+    for (int32_t g = 0; g < c->geometry.arrays[store].n_groups; g++) {
+        n += cache_drop_of_group(c, q, store, g, keep);
     }
     q->stores[store].n_pages = q->stores[store].n_pages < keep ? q->stores[store].n_pages : keep;
     return n;
