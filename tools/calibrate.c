@@ -81,7 +81,6 @@ static int put_store(struct gguf_writer *w, const struct skew_sums *sums, int32_
                      const struct skew_store *s, bool declare)
 {
     size_t n = (size_t)s->n_k * (size_t)s->dim;
-    const double *mean = sums->mean + (size_t)store * (size_t)sums->heads * (size_t)s->dim;
     char name[64];
 
     if (declare) {
@@ -90,16 +89,14 @@ static int put_store(struct gguf_writer *w, const struct skew_sums *sums, int32_
 
         (void)snprintf(name, sizeof(name), "blk.%d.attn_center.weight", s->layer);
         r = gguf_writer_tensor(w, name, DTYPE_F32, 1, (const uint64_t[]){n});
-        (void)snprintf(name, sizeof(name), "blk.%d.attn_query.weight", s->layer);
+        (void)snprintf(name, sizeof(name), "blk.%d.attn_query%s.weight", s->layer,
+                       s->deep ? "_swiftkv" : "");
         return r || !s->queries ? r : gguf_writer_tensor(w, name, DTYPE_F32, 2, dims);
     }
-    int r = put_values(w, mean, n, 1);
+    int r = put_values(w, skew_mean(sums, store), n, 1);
 
     if (!r && s->queries) {
-        size_t square = (size_t)s->dim * (size_t)s->dim;
-
-        r = put_values(w, sums->qq + (size_t)store * (size_t)sums->heads * square,
-                       (size_t)s->n_k * square, sums->queries[store]);
+        r = put_values(w, skew_qq(sums, store), n * (size_t)s->dim, sums->queries[store]);
     }
     return r;
 }

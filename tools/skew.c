@@ -47,7 +47,6 @@ static int put_store(struct gguf_writer *w, const struct skew_sums *sums, int32_
                      const struct skew_store *s, bool declare)
 {
     size_t d = (size_t)s->dim;
-    size_t head = (size_t)store * (size_t)sums->heads;
     uint64_t dims[2] = {d, d * (uint64_t)s->n_k};
     char name[64];
 
@@ -67,8 +66,8 @@ static int put_store(struct gguf_writer *w, const struct skew_sums *sums, int32_
     int r = scratch && skew && order ? 0 : -ENOMEM;
 
     for (size_t h = 0; !r && h < (size_t)s->n_k; h++) {
-        skew_eigenvectors(sums->qq + (head + h) * d * d, s->dim, scratch, skew + h * d * d);
-        skew_order(sums->size + (head + h) * d, s->dim, order + h * d * d);
+        skew_eigenvectors(skew_qq(sums, store) + h * d * d, s->dim, scratch, skew + h * d * d);
+        skew_order(skew_size(sums, store) + h * d, s->dim, order + h * d * d);
     }
     r = r ? r : gguf_writer_data(w, skew, d * d * (size_t)s->n_k * sizeof(*skew));
     r = r ? r : gguf_writer_data(w, order, d * d * (size_t)s->n_k * sizeof(*order));

@@ -157,9 +157,10 @@ int skew_make(const struct skew_job *job, const struct option_list *words, struc
         for (int32_t s = 0; !r && s < n_stores; s++) {
             stores[s] = (struct skew_store){.layer = m.model->stores[s].layer,
                                             .n_k = m.model->stores[s].n_k,
-                                            .dim = m.model->h.most.k_dim,
+                                            .dim = m.model->stores[s].k_dim,
                                             .wanted = skew_wanted(m.model, s),
-                                            .queries = skew_has_queries(m.model, s)};
+                                            .queries = skew_has_queries(m.model, s),
+                                            .deep = m.model->stores[s].deep};
         }
         struct gguf_writer *w = NULL; /* a path that cannot be written is told before the run */
 

@@ -49,19 +49,18 @@ static void add_query(const float *q, int32_t d, double *qq, double *size)
 
 static void add_queries(struct run *r, const struct ops_attention *p, int32_t store)
 {
-    const struct model *m = r->t.m;
-    size_t d = (size_t)m->h.most.k_dim;
+    const struct model_store *st = &r->t.m->stores[store];
+    size_t d = (size_t)st->k_dim;
 
     for (int32_t row = 0; row < p->rows.n; row++) {
         for (int32_t h = 0; h < p->n_q; h++) {
-            size_t at = (size_t)store * (size_t)r->sums->heads +
-                        (size_t)(h / (p->n_q / m->stores[store].n_k));
+            size_t k = (size_t)(h / (p->n_q / st->n_k));
 
-            add_query(p->q + (size_t)row * (size_t)p->ldq + (size_t)h * d, m->h.most.k_dim,
-                      r->sums->qq + at * d * d, r->sums->size + at * d);
+            add_query(p->q + (size_t)row * (size_t)p->ldq + (size_t)h * d, st->k_dim,
+                      skew_qq(r->sums, store) + k * d * d, skew_size(r->sums, store) + k * d);
         }
     }
-    r->sums->queries[store] += (double)p->rows.n * p->n_q / m->stores[store].n_k;
+    r->sums->queries[store] += (double)p->rows.n * p->n_q / st->n_k;
 }
 
 static int by_size(const void *a, const void *b)
@@ -185,14 +184,14 @@ static int tap_matmul(struct backend *be, const struct ops_matmul *p)
 
 static int add_keys(struct run *r, int32_t n_tokens, struct error *reterr)
 {
-    size_t d = (size_t)r->t.m->h.most.k_dim;
     int e = 0;
 
     for (int32_t s = 0; s < r->t.m->n_stores; s++) {
         struct ops_kv kv = cache_store_kv(r->t.cache, r->t.seq, s);
+        size_t d = (size_t)r->t.m->stores[s].k_dim;
 
         for (int32_t h = 0; !e && h < r->t.m->stores[s].n_k && skew_wanted(r->t.m, s); h++) {
-            double *size = r->sums->size + ((size_t)s * (size_t)r->sums->heads + (size_t)h) * d;
+            double *size = skew_size(r->sums, s) + (size_t)h * d;
 
             e = fetch_keys(r, &kv, h, n_tokens);
             for (size_t i = 0; i < d * (size_t)n_tokens; i++) {
@@ -206,15 +205,15 @@ static int add_keys(struct run *r, int32_t n_tokens, struct error *reterr)
 /* The mean key of every head and store; of a ring, over what it holds. */
 static int average_keys(struct run *r, int32_t n_tokens, struct error *reterr)
 {
-    size_t d = (size_t)r->t.m->h.most.k_dim;
     int e = 0;
 
     for (int32_t s = 0; s < r->t.m->n_stores; s++) {
         struct ops_kv kv = cache_store_kv(r->t.cache, r->t.seq, s);
         int32_t n = kv.slot_pos && kv.cap < n_tokens ? kv.cap : n_tokens;
+        size_t d = (size_t)r->t.m->stores[s].k_dim;
 
         for (int32_t h = 0; !e && h < r->t.m->stores[s].n_k; h++) {
-            double *mean = r->sums->mean + ((size_t)s * (size_t)r->sums->heads + (size_t)h) * d;
+            double *mean = skew_mean(r->sums, s) + (size_t)h * d;
 
             e = fetch_keys(r, &kv, h, n);
             for (size_t i = 0; i < d * (size_t)n; i++) {
@@ -277,25 +276,31 @@ int skew_run(struct skew_model *model, const struct skew_job *job, const char *t
                     .reports = job->report != NULL,
                     .counts = job->report || job->means,
                     .means = job->means};
-    size_t d = (size_t)m->h.most.k_dim;
-    size_t n_heads = 1;
+    size_t n_stores = (size_t)m->n_stores;
+    size_t squares = 1;
+    size_t rows = 1;
     int32_t *ids = NULL;
     int e;
 
-    for (int32_t i = 0; i < m->n_stores; i++) {
-        n_heads = (size_t)m->stores[i].n_k > n_heads ? (size_t)m->stores[i].n_k : n_heads;
+    for (size_t i = 0; i < n_stores; i++) {
+        size_t d = (size_t)m->stores[i].k_dim;
+        size_t n = (size_t)m->stores[i].n_k * d;
+
+        squares = n * d > squares ? n * d : squares;
+        rows = n > rows ? n : rows;
     }
     *ret = (struct skew_sums){
-        .qq = calloc((size_t)m->n_stores * n_heads * d * d, sizeof(*ret->qq)),
-        .queries = calloc((size_t)m->n_stores, sizeof(*ret->queries)),
-        .mean = calloc((size_t)m->n_stores * n_heads * d, sizeof(*ret->mean)),
-        .size = calloc((size_t)m->n_stores * n_heads * d, sizeof(*ret->size)),
+        .qq = calloc(n_stores * squares, sizeof(*ret->qq)),
+        .mean = calloc(n_stores * rows, sizeof(*ret->mean)),
+        .size = calloc(n_stores * rows, sizeof(*ret->size)),
+        .queries = calloc(n_stores, sizeof(*ret->queries)),
         .reach = calloc((size_t)m->h.n_layers, sizeof(*ret->reach)),
-        .heads = (int32_t)n_heads,
+        .squares = squares,
+        .rows = rows,
     };
     r.before = calloc((size_t)TAPPED_CHUNK * (size_t)m->h.n_embd, sizeof(*r.before));
     r.cosine = calloc((size_t)m->h.n_layers, sizeof(*r.cosine));
-    r.k = calloc((size_t)job->n_tokens * d, sizeof(*r.k));
+    r.k = calloc((size_t)job->n_tokens * (size_t)m->h.most.k_dim, sizeof(*r.k));
     r.weight = calloc((size_t)job->n_tokens, sizeof(*r.weight));
     tap = &r;
     e = ret->qq && ret->queries && ret->mean && ret->size && ret->reach && r.before && r.cosine &&
@@ -334,6 +339,5 @@ bool skew_has_queries(const struct model *m, int32_t store)
 {
     const struct model_store *st = &m->stores[store];
 
-    return st->state_bytes == 0 && !st->deep && st->k_dim == m->h.most.k_dim &&
-           st->k_dim <= KV_ROUND_MOST;
+    return st->state_bytes == 0 && st->k_dim <= KV_ROUND_MOST;
 }

@@ -13,14 +13,31 @@
 
 enum { SKEW_MAX_OVERLAYS = MODEL_MAX_OVERLAYS };
 
+/* Where a store has n_k K heads of d dims, the model's widest store has the most values: */
 struct skew_sums {
-    double *qq;    /* (n_stores, max K heads, d, d); stores that are not asked for stay 0 */
+    double *qq;      /* (n_k, d, d); of stores that are not asked for 0 */
+    double *mean;    /* (n_k, d): of keys; 0 unless asked for */
+    double *size;    /* (n_k, d) */
     double *queries; /* (n_stores): vectors of each K head that qq is the sum over */
-    double *mean;  /* (n_stores, max K heads, d): of keys; 0 unless asked for */
-    double *size;  /* (n_stores, max K heads, d) */
-    double *reach; /* (n_layers): keys that hold 0.9 of a query's weight; 0: the layer slides */
-    int32_t heads; /* max K heads */
+    double *reach;   /* (n_layers): keys that hold 0.9 of a query's weight; 0: the layer slides */
+    size_t squares;  /* from store to store in qq */
+    size_t rows;     /* and in mean and size */
 };
+
+static inline double *skew_qq(const struct skew_sums *s, int32_t store)
+{
+    return s->qq + (size_t)store * s->squares;
+}
+
+static inline double *skew_mean(const struct skew_sums *s, int32_t store)
+{
+    return s->mean + (size_t)store * s->rows;
+}
+
+static inline double *skew_size(const struct skew_sums *s, int32_t store)
+{
+    return s->size + (size_t)store * s->rows;
+}
 
 struct skew_model {
     struct gguf *base;
@@ -34,8 +51,7 @@ struct skew_model {
 /* Does the store have a skew? */
 bool skew_wanted(const struct model *m, int32_t store);
 
-/* Are keys of the store rounded for its queries (engine/model/carry.h)? Not beyond SwiftKV's
- * split. */
+/* Are keys of the store rounded for its queries (engine/model/carry.h)? */
 bool skew_has_queries(const struct model *m, int32_t store);
 
 /* A store as an overlay's writer sees it; the run has closed the model by then. */
@@ -45,6 +61,7 @@ struct skew_store {
     int32_t dim;
     bool wanted;  /* skew_wanted() */
     bool queries; /* skew_has_queries() */
+    bool deep;    /* beyond SwiftKV's split */
 };
 
 struct skew_job {

@@ -121,8 +121,12 @@ static int find_scores(struct finder *f)
     return r < 0 ? r : 0;
 }
 
-/* How rounding errors of keys are carried on: an overlay brings what that is made of. Keys of deep
- * stores are asked by other queries than those of the base, on which it may have been made. */
+/* Of a store that layers beyond SwiftKV's split share: what their queries ask. LT_CARRY of such a
+ * layer was made on the base, where other queries ask, and is not used. */
+static const struct tensor_row deep_queries = {"attn_query_swiftkv.weight", OPS_ROLE_VECTOR,
+                                               DIM_DEEP_K, DIM_HEAD};
+
+/* How rounding errors of keys are carried on: an overlay brings what that is made of. */
 static int find_carries(struct finder *f)
 {
     struct model *m = f->m;
@@ -133,14 +137,22 @@ static int find_carries(struct finder *f)
         struct ops_weight *w = m->layers[st->layer].w;
         struct model_weight *at = &m->list[m->n_list];
 
-        if (st->state_bytes || (st->deep && m->h.wide)) {
+        if (st->state_bytes) {
             continue;
         }
-        r = tensors_find_one(f, &arch_layer_tensors[LT_CARRY], st->layer, false, &w[LT_CARRY]);
-        if (r > 0 && !st->deep && f->source->rounds && carry_check(m, s, at, f->reterr)) {
+        if (st->deep && !m->h.wide) {
+            r = tensors_find_one(f, &arch_layer_tensors[LT_CARRY], st->layer, false, &w[LT_CARRY]);
+            if (r > 0) {
+                drop_last(f, &w[LT_CARRY]);
+            }
+        }
+        r = r < 0 ? r
+                  : tensors_find_one(f, st->deep ? &deep_queries : &arch_layer_tensors[LT_CARRY],
+                                     st->layer, false, &w[LT_CARRY]);
+        if (r > 0 && f->source->rounds && carry_check(m, s, at, f->reterr)) {
             r = -EBADMSG;
         }
-        if (r > 0 && (st->deep || !f->source->holds)) {
+        if (r > 0 && !f->source->holds) {
             drop_last(f, &w[LT_CARRY]);
         } else if (r > 0) {
             r = carry_derive(m, s, at, f->reterr);

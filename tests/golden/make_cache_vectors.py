@@ -158,7 +158,7 @@ def write_scores(path, base):
     w.close()
 
 
-def write_wide(path, base, split, group, _, heads, k_dim, v_dim):
+def write_wide(path, base, split, group, _, heads, k_dim, v_dim, layers=6, embd=32, n_head=4):
     """Random stores of a width of their own, and each query head's maps."""
     import gguf
     rng = np.random.default_rng(29)
@@ -168,14 +168,14 @@ def write_wide(path, base, split, group, _, heads, k_dim, v_dim):
     for key, value in (("num_key_value_layers", split), ("key_value_group_size", group), ("key_length", k_dim), ("value_length", v_dim)):
         w.add_uint32("pipit.swiftkv." + key, value)
     add = lambda name, rows, cols: w.add_tensor(name, (rng.standard_normal((rows, cols)) / np.sqrt(cols)).astype(np.float32))
-    w.add_tensor("norm_swiftkv.weight", rng.uniform(0.5, 1.5, 32).astype(np.float32))
-    for j in range(split, 6):
-        add(f"blk.{j}.attn_q_swiftkv.weight", 32, 32)
-        add(f"blk.{j}.attn_q_map_swiftkv.weight", 4 * k_dim, 8)
-        add(f"blk.{j}.attn_v_map_swiftkv.weight", 4 * 8, v_dim)
+    w.add_tensor("norm_swiftkv.weight", rng.uniform(0.5, 1.5, embd).astype(np.float32))
+    for j in range(split, layers):
+        add(f"blk.{j}.attn_q_swiftkv.weight", embd, embd)
+        add(f"blk.{j}.attn_q_map_swiftkv.weight", n_head * k_dim, embd // n_head)
+        add(f"blk.{j}.attn_v_map_swiftkv.weight", embd, v_dim)
         if (j - split) % group == 0:
-            add(f"blk.{j}.attn_k_swiftkv.weight", heads * k_dim, 32)
-            add(f"blk.{j}.attn_v_swiftkv.weight", heads * v_dim, 32)
+            add(f"blk.{j}.attn_k_swiftkv.weight", heads * k_dim, embd)
+            add(f"blk.{j}.attn_v_swiftkv.weight", heads * v_dim, embd)
             freqs = np.sort(rng.uniform(0, 1, k_dim // 2))[::-1] ** 2
             freqs[-3:] = 0  # these do not rotate
             w.add_tensor(f"blk.{j}.attn_freqs_swiftkv.weight", freqs.astype(np.float32))

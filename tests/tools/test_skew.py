@@ -22,6 +22,7 @@ except ImportError as e:
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "data"
 sys.path.insert(0, str(ROOT / "golden"))
+import make_cache_vectors  # noqa: E402
 import numpy_model  # noqa: E402
 
 MODEL = DATA / "stories260K.gguf"
@@ -169,6 +170,45 @@ class Skew(unittest.TestCase):
             self.assertEqual(r.returncode, 2, r.stderr)
             self.assertIn(says, r.stderr)
             self.assertFalse(again.exists())
+
+    def test_stores_of_other_widths(self):
+        """A wide overlay's store has dims of its own. The layers ahead of it are as without it."""
+        names = {k: pathlib.Path(self.dir.name) / f"{k}.gguf" for k in ("bare", "wide", "with", "again")}
+        m = self.m
+        make_cache_vectors.write_wide(names["wide"], MODEL, 2, 3, "wide", 2, 20, 12, m.n_layer, m.n_head * m.dim, m.n_head)
+        args = [CALIBRATE, "--model", MODEL, "--text", self.text, "--tokens", N]
+        for more in [names["bare"]], ["--overlay", names["wide"], names["with"]]:
+            r = subprocess.run([*map(str, args + more)], capture_output=True, text=True)
+            self.assertEqual(r.returncode, 0, r.stderr)
+        bare, got = ({t.name: np.array(t.data, np.float64) for t in gguf.GGUFReader(str(names[k])).tensors} for k in ("bare", "with"))
+        for layer in range(2):
+            for kind in "center", "query":
+                name = f"blk.{layer}.attn_{kind}.weight"
+                self.assertTrue((got[name] == bare[name]).all(), name)
+
+        class Asked(numpy_model.Model):
+            def queries(self, j, x, pos):
+                q = super().queries(j, x, pos)
+                self.asked.setdefault(self.owner(j), []).append(q)
+                return q
+
+        m = Asked([MODEL, names["wide"]], {**BASE, "observe": N})  # the prompt's rows go through all layers
+        m.asked = {}
+        for pos, token in enumerate(self.ids):
+            m.token(token, pos, 1.0)
+        self.assertEqual(sorted(m.stores), [0, 1, 2])
+        want = np.concatenate([np.array(k).mean(0) for k in m.stores[2].k])
+        self.assertEqual(want.shape, (40,))
+        self.assertLess(abs(got["blk.2.attn_center.weight"] - want).max(), 1e-3 * abs(want).max())
+        q = np.array(m.asked[2], np.float64)
+        q = q.reshape(len(q), 2, -1, 20)
+        want = np.einsum("nkgi,nkgj->kij", q, q) / (len(q) * q.shape[2])
+        self.assertLess(abs(got["blk.2.attn_query_swiftkv.weight"].reshape(want.shape) - want).max(), 1e-3 * abs(want).max())
+        # the engine takes both, else it would say another thing
+        both = ["--overlay", names["wide"], "--overlay", names["with"], names["again"]]
+        r = subprocess.run([*map(str, args + both)], capture_output=True, text=True)
+        self.assertEqual(r.returncode, 2, r.stderr)
+        self.assertIn("centers already", r.stderr)
 
     def kvzip(self, ids, ask):
         """Of each layer: inputs of a text's tokens but its first four, and the scores that saying it again gives them."""

@@ -147,13 +147,39 @@ Test(carry, of_no_value)
 struct base {
     const char *file;
     const char *arch;
-    uint32_t d; /* dims of a head */
+    uint32_t d;        /* dims of a K head */
+    const char *under; /* an overlay below; NULL: none */
+    const char *deep;  /* the one tensor, of a store of `n_rows`; NULL: all layers' */
+    uint64_t n_rows;
 };
 
 static const struct base qwen2 = {"arch_qwen2.gguf", "qwen2", 12};
 static const struct base heads_32 = {"heads_32.gguf", "llama", 32};
+static const struct base wide = {
+    "cache_model.gguf", "llama", 20, "cache_wide_4_1.gguf", "blk.2.attn_query_swiftkv.weight", 20};
+static const struct base wide_by_base = {
+    "cache_model.gguf", "llama", 8, "cache_wide_4_1.gguf", "blk.2.attn_query.weight", 16};
 
-/* C of each K head: `diagonal` there, `beside` elsewhere; `cut` columns fewer. */
+/* A tensor of K heads' C: `diagonal` there, `beside` elsewhere. */
+static int put_c(struct gguf_writer *w, const char *name, uint32_t d, uint64_t n_rows,
+                 float diagonal, float beside, bool declare)
+{
+    float *c;
+    int r;
+
+    if (declare) {
+        return gguf_writer_tensor(w, name, DTYPE_F32, 2, (uint64_t[]){d, n_rows});
+    }
+    c = calloc(n_rows * d, sizeof(*c));
+    for (uint64_t i = 0; i < n_rows * d; i++) {
+        c[i] = i % d == i / d % d ? diagonal : beside;
+    }
+    r = gguf_writer_data(w, c, n_rows * d * sizeof(*c));
+    free(c);
+    return r;
+}
+
+/* `cut`: so many columns fewer. */
 static int open_overlaid(const struct base *base, float diagonal, float beside, int cut,
                          const char *backend, const char *kv, struct engine **ret, struct error *e)
 {
@@ -163,46 +189,45 @@ static int open_overlaid(const struct base *base, float diagonal, float beside, 
     char sha[65];
     uint32_t n_layers = 0;
     uint32_t d = base->d;
-    uint64_t n_rows = 0;
+    uint64_t n_rows = base->n_rows;
     char overlay[64]; /* tests run side by side */
 
     (void)snprintf(overlay, sizeof(overlay), "/tmp/pipit_test_carry_%d.gguf", (int)getpid());
     cr_assert_eq(gguf_open(path, &g, e), 0, "%s", e->text);
-    for (char name[64] = "blk.0.attn_k.weight"; gguf_tensor_find(g, name);) {
+    for (char name[64] = "blk.0.attn_k.weight"; !base->deep && gguf_tensor_find(g, name);) {
+        n_rows = gguf_tensor_find(g, name)->dims[1];
         (void)snprintf(name, sizeof(name), "blk.%u.attn_k.weight", ++n_layers);
     }
     cr_assert_eq(gguf_sha256(path, NULL, sha, e), 0, "%s", e->text);
     cr_assert_eq(gguf_writer_create(overlay, &w, e), 0, "%s", e->text);
     cr_assert_eq(gguf_writer_str(w, "general.architecture", base->arch, strlen(base->arch)), 0);
     cr_assert_eq(gguf_writer_str(w, "pipit.overlay.base_sha256", sha, 64), 0);
-    n_rows = gguf_tensor_find(g, "blk.0.attn_k.weight")->dims[1];
+    n_rows -= (uint64_t)cut * (base->deep ? 1 : d);
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t il = 0; il < n_layers; il++) {
             char name[64];
-            float *c = calloc(n_rows * d, sizeof(*c));
 
             (void)snprintf(name, sizeof(name), "blk.%u.attn_query.weight", il);
-            for (uint64_t i = 0; i < n_rows * d; i++) {
-                c[i] = i % d == i / d % d ? diagonal : beside;
-            }
-            if (pass == 0) {
-                cr_assert_eq(gguf_writer_tensor(w, name, DTYPE_F32, 2,
-                                                (uint64_t[]){d, n_rows - (uint64_t)cut * d}),
-                             0);
-            } else {
-                cr_assert_eq(gguf_writer_data(w, c, (n_rows - (uint64_t)cut * d) * d * sizeof(*c)),
-                             0);
-            }
-            free(c);
+            cr_assert_eq(put_c(w, name, d, n_rows, diagonal, beside, pass == 0), 0);
+        }
+        if (base->deep) {
+            cr_assert_eq(put_c(w, base->deep, d, n_rows, diagonal, beside, pass == 0), 0);
         }
     }
     cr_assert_eq(gguf_writer_finish(w, e), 0, "%s", e->text);
     gguf_close(g);
 
-    const char *overlays[] = {overlay};
+    const char *overlays[2];
+    int n = 0;
+
+    if (base->under) {
+        overlays[n++] = run_data(base->under);
+    }
+    overlays[n++] = overlay;
+
     struct engine_config config = {.model_path = path,
                                    .overlay_paths = overlays,
-                                   .n_overlays = 1,
+                                   .n_overlays = n,
                                    .kv = kv,
                                    .backend = backend,
                                    .ctx = 128,
@@ -278,6 +303,37 @@ Test(carry, an_overlay_brings_it)
     run_clear(&with[1]);
 }
 
+/* A store that layers beyond SwiftKV's split share has queries of its own; those of the base's
+ * layer in its place are not asked. */
+Test(carry, of_layers_that_share_a_store)
+{
+    static const char *const backends[] = {"ref", "cpu"};
+    struct run with[2];
+
+    for (int b = 0; b < 2; b++) {
+        struct engine *bare = run_engine_overlay(wide.file, wide.under, backends[b], 128, 1, "fp8");
+        struct error err = {0};
+        struct engine *e;
+        struct run plain;
+
+        run_given(bare, &plain);
+        engine_destroy(bare);
+        cr_assert_lt(open_overlaid(&wide_by_base, 2, 1.9f, 0, backends[b], "fp8", &e, &err), 0);
+        cr_assert_not_null(strstr(err.text, "nothing reads tensor blk.2.attn_query"), "%s",
+                           err.text);
+        err.code = 0;
+        cr_assert_eq(open_overlaid(&wide, 2, 1.9f, 0, backends[b], "fp8", &e, &err), 0, "%s",
+                     err.text);
+        run_given(e, &with[b]);
+        engine_destroy(e);
+        cr_assert_gt(distance(&plain, &with[b]), 1e-3, "%s", backends[b]);
+        run_clear(&plain);
+    }
+    cr_assert_lt(distance(&with[0], &with[1]), 0.05, "%g", distance(&with[0], &with[1]));
+    run_clear(&with[0]);
+    run_clear(&with[1]);
+}
+
 /* Keys in four bits are balanced and turned, and so is C: a diagonal one is diagonal no more. It is
  * not the plain one's carry, which would be none. */
 Test(carry, turned_as_the_keys_are)
@@ -347,6 +403,9 @@ Test(carry, what_is_no_mean_is_refused)
 
     cr_assert_eq(open_overlaid(&qwen2, 2, 0, 1, "cpu", "fp8", &e, &err), -EBADMSG);
     cr_assert_not_null(strstr(err.text, "attn_query.weight"), "%s", err.text);
+    err.code = 0;
+    cr_assert_eq(open_overlaid(&wide, 2, 0, 1, "cpu", "kv8", &e, &err), -EBADMSG);
+    cr_assert_not_null(strstr(err.text, "attn_query_swiftkv"), "%s", err.text);
     err.code = 0;
     cr_assert_eq(open_overlaid(&qwen2, 2, 0, 1, "cpu", "kv8", &e, &err), -EBADMSG,
                  "also where nothing is rounded by it");
