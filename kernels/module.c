@@ -17,6 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static void *last; /* opened */
+
 static int check(const char *path, const struct module *m, struct error *reterr)
 {
     if (!m || m->magic != MODULE_MAGIC) {
@@ -42,6 +44,7 @@ int module_open(const char *path, const struct backend_ops **ret, struct error *
     if (!handle) {
         return error_set(reterr, -ENOEXEC, "backend module: %s", dlerror());
     }
+    last = handle;
     m = dlsym(handle, MODULE_SYMBOL);
     r = check(path, m, reterr);
     if (r == 0) {
@@ -51,6 +54,11 @@ int module_open(const char *path, const struct backend_ops **ret, struct error *
         *ret = m->ops;
     }
     return r;
+}
+
+const void *module_symbol(const char *name)
+{
+    return last ? dlsym(last, name) : NULL;
 }
 
 /* May code be taken from `path`? Its last `depth` components are looked at. */

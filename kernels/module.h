@@ -23,6 +23,9 @@ struct module {
  * of another build; -ENODEV: no device. */
 int module_open(const char *path, const struct backend_ops **ret, struct error *reterr) WARN_UNUSED;
 
+/* A symbol of the module that was opened last, for benches; NULL: it has none, or none was. */
+const void *module_symbol(const char *name);
+
 /* The CUDA module of the build folder that `program` lies in: its path, if its folders are such
  * that nobody else can have put it there; else -ENOENT. */
 int module_beside(const char *program, char *ret, size_t size) WARN_UNUSED;

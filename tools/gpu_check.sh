@@ -152,10 +152,12 @@ bench() {
     [ -z "$overlay" ] || arguments+=(--overlay "$models/$overlay")
     [ -z "$small" ] || prefill=16 depths=16
     [ -z "$small" ] || arguments+=(-n 2 -r 1 --copy-bytes 1MiB)
+    [ -n "$small" ] && [[ $4 != *snapkv* ]] || arguments+=(--kernels "$out/log/$id.kernels.csv")
     ready "$id" || return 0
     item "$id" 120 "$build/bench/pipit-bench" --model "$file" --backend "$backend" "${arguments[@]}" --batch "$batch" \
         --prefill "$prefill" --depth "$depths" --products "${5:-auto}" --share-limit 120 --header
     [ ! -s "$out/log/$id.log" ] || sed "s/^/$id,/" "$out/log/$id.log" >>"$out/bench.csv"
+    [ ! -s "$out/log/$id.kernels.csv" ] || sed "s/^/$id,/" "$out/log/$id.kernels.csv" >>"$out/kernels.csv"
 }
 
 # ---- the calls ----------------------------------------------------------------------------------

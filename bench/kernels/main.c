@@ -7,7 +7,6 @@
  * measured first in the same run. --small takes sizes that the emulated module of the tests can do;
  * its times say nothing. */
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -201,15 +200,13 @@ static int open_device(struct kbench *k, const struct config *c, struct error *e
     };
     char path[PATH_MAX];
     char text[800];
-    void *handle;
     int r = find_module(c, path, sizeof(path), e);
 
     r = r ? r : module_open(path, &k->ops, e);
     if (r) {
         return r;
     }
-    handle = dlopen(path, RTLD_NOW | RTLD_NOLOAD); /* once more: it stays open */
-    k->clock = handle ? dlsym(handle, CUDA_BENCH_SYMBOL) : NULL;
+    k->clock = module_symbol(CUDA_BENCH_SYMBOL);
     if (!k->clock || k->clock->bytes != sizeof(*k->clock)) {
         return error_set(e, -ENOEXEC, "%s has no %s of this build", path, CUDA_BENCH_SYMBOL);
     }

@@ -108,6 +108,20 @@ void device_destroy(struct device *d); /* takes NULL */
 /* Bytes a second that copies within the device's memory read and write. */
 double device_copy(struct device *d);
 
+/* ---- kernels of a device (kernels.c) ----------------------------------------------------------
+ */
+
+struct kernels;
+
+/* To write a CSV file of what each kernel takes. Behind the first engine; -ENOTSUP: its backend has
+ * no clock of that kind. */
+int kernels_create(const char *path, struct kernels **ret, struct error *reterr) WARN_UNUSED;
+int kernels_finish(struct kernels *k, struct error *reterr) WARN_UNUSED; /* takes NULL */
+
+/* Between the two each kernel is timed by itself; the rows begin with `label`. */
+void kernels_begin(struct kernels *k);
+int kernels_end(struct kernels *k, const char *label, struct error *reterr) WARN_UNUSED;
+
 /* ---- requests that arrive (serve.c) ---------------------------------------------------------- */
 
 struct serve_config {

@@ -51,6 +51,7 @@ struct config {
     bool resident;
     int64_t share_limit;
     uint64_t copy_bytes;
+    char *kernels;
     char *arrivals;
     uint64_t kv_memory;
     int64_t requests;
@@ -92,6 +93,7 @@ static const struct option_row rows[] = {
     {"resident", 0, OPTION_FLAG, ROW(resident), .help = "print what is resident at the end, and the plan"},
     {"share-limit", 0, OPTION_INT, ROW(share_limit), 0, 100000, .fallback = "0", .metavar = "PERCENT", .help = "fail if decode reads more than so much of the measured rate; 0: no limit"},
     {"copy-bytes", 0, OPTION_BYTES, ROW(copy_bytes), .fallback = "256MiB", .help = "what the measured rate of a device copies; more than its caches hold"},
+    {"kernels", 0, OPTION_STRING, ROW(kernels), .metavar = "FILE.csv", .help = "of the backend cuda: what each kernel takes, in a sample more of each figure, in which they run one by one"},
     {"arrivals", 0, OPTION_STRING, ROW(arrivals), .metavar = "RATE,RATE...", .help = "serve requests that arrive at random, so many a second (0: all at once)"},
     {"kv-memory", 0, OPTION_BYTES, ROW(kv_memory), .fallback = "64MiB", .help = "with --arrivals: for keys and values; decides how many sit at once"},
     {"requests", 0, OPTION_INT, ROW(requests), 1, 100000, .fallback = "64", .help = "with --arrivals: how many"},
@@ -181,7 +183,8 @@ struct bench {
     char label[MAX_RUNNERS][MAX_LABEL];
     struct machine *machine;
     struct device *device; /* or NULL: the host is the device */
-    char news[256];        /* the first that a backend said */
+    struct kernels *kernels;
+    char news[256]; /* the first that a backend said */
     double most_share;
 };
 
@@ -392,6 +395,32 @@ static int decode_point(struct bench *b, struct point *p, struct error *e)
     return err;
 }
 
+/* One sample of the figure with each kernel timed. */
+static int time_kernels(struct bench *b, const struct point *p, int k, struct error *e)
+{
+    struct runner *r = b->runner[k];
+    char label[MAX_LABEL + 200];
+    double ns;
+    bool clean;
+    int err = p->decode ? runner_begin(r, p->n, decoded_at_depth(b->c), e) : 0;
+
+    if (err) {
+        return err;
+    }
+    (void)snprintf(label, sizeof(label), "\"%.120s\",\"%s\",%s,%d,%d",
+                   engine_info(runner_engine(r))->model_name, b->label[k],
+                   p->decode ? "decode" : "prefill", p->n, (int)b->c->batch);
+    kernels_begin(b->kernels);
+    err = p->decode ? runner_steps(r, (int)b->c->n_new, &ns, &clean, e)
+                    : runner_prefill(r, p->n, &ns, &clean, e);
+
+    struct error more = {0};
+    int end = kernels_end(b->kernels, label, err ? &more : e);
+
+    err = err ? err : end;
+    return err || !p->decode ? err : runner_end(r, e);
+}
+
 static int measure(struct bench *b, struct error *e)
 {
     int err = 0;
@@ -409,6 +438,11 @@ static int measure(struct bench *b, struct error *e)
     }
     for (int i = 0; !err && i < b->n_points; i++) {
         err = b->points[i].decode ? decode_point(b, &b->points[i], e) : 0;
+    }
+    for (int i = 0; !err && i < b->n_points && b->kernels; i++) {
+        for (int k = 0; !err && k < b->n_runners; k++) {
+            err = time_kernels(b, &b->points[i], k, e);
+        }
     }
     hear_news(b);
     return err;
@@ -543,6 +577,9 @@ static int bench(const struct config *c, struct error *e)
     err = parse_list(&b, c->prefill, false, e);
     err = err ? err : parse_list(&b, c->depth, true, e);
     err = err ? err : add_runners(&b, e);
+    if (!err && c->kernels) {
+        err = kernels_create(c->kernels, &b.kernels, e);
+    }
     if (!err && c->header) {
         print_head();
     }
@@ -561,6 +598,11 @@ static int bench(const struct config *c, struct error *e)
         err = print_point(&b, &b.points[i], flops, e);
     }
     err = err ? err : judge(&b, e);
+
+    struct error more = {0};
+    int written = kernels_finish(b.kernels, err ? &more : e);
+
+    err = err ? err : written;
     machine_destroy(b.machine);
     device_destroy(b.device);
     for (int k = 0; k < b.n_runners; k++) {

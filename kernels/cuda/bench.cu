@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/times.cuh"
 
 extern "C" {
 #include "kernels/cuda/bench.h"
@@ -161,4 +162,7 @@ const struct cuda_bench pipit_cuda_bench = {
     .read = read,
     .nothing = nothing,
     .unpack = unpack,
+    .times_begin = cuda_times_begin,
+    .times_end = cuda_times_end,
+    .times_read = cuda_times_read,
 };

@@ -14,6 +14,14 @@ struct ops_weight;
 
 #define CUDA_BENCH_SYMBOL "pipit_cuda_bench"
 
+/* What launches of one kernel and grid took, all together. */
+struct cuda_bench_time {
+    const char *kernel; /* its name, the module's */
+    uint32_t grid[3];   /* of cublasLt: rows and columns of the weight */
+    int64_t launches;
+    double ns;
+};
+
 struct cuda_bench {
     uint64_t bytes; /* sizeof(struct cuda_bench) of the module's build */
     int (*open)(struct backend *be);
@@ -33,6 +41,14 @@ struct cuda_bench {
     int (*nothing)(struct backend *be, int32_t value, bool early);
     /* All of a quantised weight to `to`, as bf16: what prompts' products by cublasLt begin with. */
     int (*unpack)(struct backend *be, const struct ops_weight *w, void *to);
+    /* From here on each launch of all backends of this process is timed by itself; times.cu says
+     * how. What was there is forgotten. */
+    void (*times_begin)(void);
+    /* No longer; and how many steps began meanwhile. Waits. */
+    int (*times_end)(int64_t *ret_steps);
+    /* The i-th kernel's; -ENOENT: there are no more. "an event alone": what is in every launch's
+     * time. */
+    int (*times_read)(int i, struct cuda_bench_time *ret);
 };
 
 #endif

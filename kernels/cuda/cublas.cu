@@ -34,6 +34,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "kernels/cuda/times.cuh"
+
 #if CUDA_LT
 
 #include <dlfcn.h>
@@ -329,13 +331,21 @@ int lt_product(struct cuda *cu, const struct lt_shape *s, const uint8_t *w, cons
     float one = 1.0f;
     float beta = add ? 1.0f : 0.0f;
     cublasStatus_t e = lt_set_layouts(lt, s, n, ldy);
+    bool timed = cuda_times_on();
+    int r = timed ? cuda_times_ready(cu) : 0;
 
+    if (r < 0) {
+        return r;
+    }
     if (e == CUBLAS_STATUS_SUCCESS) {
         e = lt_calls.Matmul(lt->handle, lt->desc, &one, w, lt->w[s->bf16], x, lt->x[s->bf16], &beta,
                             y, lt->y, y, lt->y, &s->algo, cu->scratch.lt_work,
                             (size_t)lt->workspace, cu->stream);
     }
-    return lt_err(cu, e, "matmul");
+    r = lt_err(cu, e, "matmul");
+    return r < 0 || !timed ? r
+                           : cuda_times_note(cu, "cublasLt",
+                                             dim3((unsigned)s->n_rows, (unsigned)s->n_cols, 1));
 }
 
 #else

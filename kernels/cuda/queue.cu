@@ -15,19 +15,19 @@
  * (cuda_call_side): such a one follows the last kernel of the main chain and the last one on the
  * side, the main chain goes on from where it was, and a kernel that joins follows both. What is
  * never joined ends with the graph: what comes behind a graph waits for all of it. Kernel by kernel
- * the same by a second stream and two events, and whatever is flushed is joined. From sm_90 on those that
- * wait for themselves (CUDA_LAUNCH_EARLY) are launched while the one ahead still runs: the edge
- * between the two is a programmatic one. If the driver refuses such an edge or a change behind one,
- * graphs are made without. Kernel by kernel there are none. Victims are noted ahead of a step, and
- * looked for by its list's first kernel (victim.cu). Every other call of the backend that
- * touches the device hands over first (cuda_queue_flush), so the order of calls is kept. Lists
- * longer than QUEUE_MAX go in parts. If the driver refuses a graph, launches go one by one from
- * then on. Nothing is allocated here but at creation; graphs are the driver's. What it takes of the
- * device for them is not documented, so the plan sets GRAPH_BYTES aside for each, and each is
- * measured as it is made. One that goes beyond the sum is given back, and with it one that was not
- * used for BACK_MIN lists; the next is tried after BACK_MIN lists, then twice as many each time.
- * Where host and device share their memory, or the driver does not say what is free, a graph counts
- * as GRAPH_BYTES.
+ * the same by a second stream and two events, and whatever is flushed is joined. From sm_90 on
+ * those that wait for themselves (CUDA_LAUNCH_EARLY) are launched while the one ahead still runs:
+ * the edge between the two is a programmatic one. If the driver refuses such an edge or a change
+ * behind one, graphs are made without. Kernel by kernel there are none; so go steps whose kernels
+ * are timed (times.cu). Victims are noted ahead of a step, and looked for by its list's first
+ * kernel (victim.cu). Every other call of the backend that touches the device hands over first
+ * (cuda_queue_flush), so the order of calls is kept. Lists longer than QUEUE_MAX go in parts. If
+ * the driver refuses a graph, launches go one by one from then on. Nothing is allocated here but at
+ * creation; graphs are the driver's. What it takes of the device for them is not documented, so the
+ * plan sets GRAPH_BYTES aside for each, and each is measured as it is made. One that goes beyond
+ * the sum is given back, and with it one that was not used for BACK_MIN lists; the next is tried
+ * after BACK_MIN lists, then twice as many each time. Where host and device share their memory, or
+ * the driver does not say what is free, a graph counts as GRAPH_BYTES.
  *
  * On an H200 a launch costs 0.50 us in a chain, and 0.43 us with programmatic edges. */
 
@@ -36,6 +36,7 @@
 #include <cstdlib>
 
 #include "kernels/cuda/expect.cuh"
+#include "kernels/cuda/times.cuh"
 #include "kernels/cuda/victim.cuh"
 
 enum {
@@ -180,18 +181,23 @@ static int join(struct cuda *cu)
 
 static int launch(struct cuda *cu, const struct cuda_call *c, void **args)
 {
-    cudaStream_t stream = c->side ? cu->side : cu->stream;
-    int r = c->side   ? follow(cu, cu->side, cu->stream, cu->main_at)
+    bool timed = cuda_times_on();
+    bool side = c->side && !timed;
+    int r = side      ? follow(cu, cu->side, cu->stream, cu->main_at)
             : c->join ? join(cu)
                       : 0;
 
+    r = r < 0 || !timed ? r : cuda_times_ready(cu);
     if (r < 0) {
         return r;
     }
-    cu->queue->beside = cu->queue->beside || c->side;
-    r = cuda_err(cu, cudaLaunchKernel(c->kernel, c->grid, c->block, args, c->shared, stream),
+    cu->queue->beside = cu->queue->beside || side;
+    r = cuda_err(cu,
+                 cudaLaunchKernel(c->kernel, c->grid, c->block, args, c->shared,
+                                  side ? cu->side : cu->stream),
                  c->name);
-    return r < 0 ? r : cuda_err(cu, cudaGetLastError(), c->name);
+    r = r < 0 ? r : cuda_err(cu, cudaGetLastError(), c->name);
+    return r < 0 || !timed ? r : cuda_times_note(cu, c->name, c->grid);
 }
 
 static int launch_list(struct cuda *cu, struct list *l)
@@ -464,6 +470,10 @@ static int flush(struct cuda *cu)
     int r;
 
     q->clock++;
+    if (cuda_times_on()) {
+        r = cuda_times_hold(cu, q->now.n);
+        return r < 0 ? r : launch_list(cu, &q->now);
+    }
     g = q->refused ? NULL : graph_for(cu, &e);
     if (g && e == cudaSuccess) {
         g->used = q->clock;
@@ -552,6 +562,10 @@ int cuda_queue_step(struct cuda *cu, bool decode)
 {
     int r = finish(cu);
 
+    if (cuda_times_on()) {
+        cuda_times_step();
+        r = r < 0 || decode ? r : cuda_times_hold(cu, QUEUE_MAX / 2);
+    }
     if (r >= 0 && decode) {
         cuda_queue_begin(cu);
     }
