@@ -101,6 +101,17 @@ static int open_files(struct prepared *p, struct error *reterr)
     return r;
 }
 
+/* Do several layers read the store? */
+static bool is_shared(const struct model *m, int32_t store)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < m->h.n_layers; i++) {
+        n += m->layers[i].store == store;
+    }
+    return n > 1;
+}
+
 static int describe_stores(struct prepared *p, struct error *reterr)
 {
     const struct model *m = p->model;
@@ -119,6 +130,7 @@ static int describe_stores(struct prepared *p, struct error *reterr)
             .window = m->stores[i].window,
             .state_bytes = m->stores[i].state_bytes,
             .deep = m->stores[i].deep,
+            .shared = is_shared(m, i),
             .weight = m->stores[i].weight,
             .skew = model_opt(&m->layers[m->stores[i].layer].w[LT_SKEW]),
             .columns = model_opt(&m->layers[m->stores[i].layer].w[LT_COLUMNS]),

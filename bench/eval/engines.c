@@ -21,9 +21,10 @@ static bool goes_beyond(const struct policy *p)
 static bool same_class(const struct policy *a, const struct policy *b)
 {
     return !goes_beyond(a) && !goes_beyond(b) && a->k_type == b->k_type && a->v_type == b->v_type &&
-           a->pos_new == b->pos_new && a->rank == b->rank && a->select == b->select &&
-           a->select_mode == b->select_mode && a->mean == b->mean && a->partial == b->partial &&
-           a->partial8 == b->partial8 && policy_expects(a) == policy_expects(b) &&
+           a->shared == b->shared && a->pos_new == b->pos_new && a->rank == b->rank &&
+           a->select == b->select && a->select_mode == b->select_mode && a->mean == b->mean &&
+           a->partial == b->partial && a->partial8 == b->partial8 &&
+           policy_expects(a) == policy_expects(b) &&
            policy_divides_heads(a) == policy_divides_heads(b);
 }
 
@@ -47,6 +48,7 @@ static int open_class(struct engines *v, int class, struct error *reterr)
     }
     widest.k_type = p->k_type;
     widest.v_type = p->v_type;
+    widest.shared = p->shared;
     widest.pos_new = p->pos_new;
     widest.chunk = p->chunk;
     widest.select = p->select;

@@ -59,6 +59,7 @@ static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char 
                                             .k_dim = 64,
                                             .v_dim = 64,
                                             .deep = n_stores < LAYERS && i == n_stores - 1,
+                                            .shared = n_stores < LAYERS && i == n_stores - 1,
                                             .skew = i >= 2 ? &skew : NULL};
     }
     cr_assert_eq(backend_find(backend, &in.geometry.ops, e), 0);
@@ -105,6 +106,10 @@ Test(plan, cache_bytes_are_exact)
     cr_assert_float_eq(share(plan_of("full", 16).kv_bytes), 53.3, 0.05);
     cr_assert_float_eq(share(plan_of("full", 15).kv_bytes), 50.0, 0.05);
     cr_assert_float_eq(share(plan_of("fp8+keyformer:50%", 15).kv_bytes), 12.9, 0.05);
+    cr_assert_float_eq(share(plan_of("kv4", 15).kv_bytes), 14.1, 0.05);
+    cr_assert_eq(plan_of("kv4,shared=kv8", 15).kv_bytes,
+                 UINT64_C(3) * 2 * (14 * 36 + (64 + 2)) * 8192);
+    cr_assert_eq(plan_of("kv4,shared=kv8", 30).kv_bytes, plan_of("kv4", 30).kv_bytes);
 }
 
 Test(plan, sums)

@@ -123,36 +123,54 @@ Test(policy, rotates_integers)
     struct policy p = parse("kv8");
     char text[KV_TEXT_MAX];
 
-    cr_assert(policy_rotates_k(&p));
-    cr_assert_not(policy_rotates_v(&p), "FP8's steps follow each value: worse rotated");
+    cr_assert(policy_rotates(&p, p.k_type));
+    cr_assert_not(policy_rotates(&p, p.v_type), "FP8's steps follow each value: worse rotated");
     policy_print(&p, text, sizeof(text));
     cr_assert_str_eq(text, "kv8,center=auto,rot=auto+full,chunk=512");
     p = parse("kv8,rot=off+h2o:64");
-    cr_assert_not(policy_rotates_k(&p));
+    cr_assert_not(policy_rotates(&p, p.k_type));
     p = parse("kv8,rot=on+h2o:64");
-    cr_assert(policy_rotates_k(&p));
+    cr_assert(policy_rotates(&p, p.k_type));
     p = parse("q8_0");
-    cr_assert(policy_rotates_k(&p));
-    cr_assert(policy_rotates_v(&p));
+    cr_assert(policy_rotates(&p, p.k_type));
+    cr_assert(policy_rotates(&p, p.v_type));
     p = parse("kv4");
     cr_assert_eq(p.k_type, OPS_KV_G4);
-    cr_assert(policy_rotates_k(&p));
-    cr_assert(policy_rotates_v(&p));
+    cr_assert(policy_rotates(&p, p.k_type));
+    cr_assert(policy_rotates(&p, p.v_type));
     p = parse("k8v4+h2o:64");
     cr_assert_eq(p.k_type, OPS_KV_I8);
     cr_assert_eq(p.v_type, OPS_KV_G4);
-    cr_assert(policy_rotates_v(&p));
+    cr_assert(policy_rotates(&p, p.v_type));
     p = parse("q4_0");
-    cr_assert(policy_rotates_k(&p));
-    cr_assert(policy_rotates_v(&p));
+    cr_assert(policy_rotates(&p, p.k_type));
+    cr_assert(policy_rotates(&p, p.v_type));
     p = parse("kv8+h2o:64,pos=new"); /* turned as it is read */
-    cr_assert_not(policy_rotates_k(&p));
+    cr_assert_not(policy_rotates(&p, p.k_type));
     p = parse("kv8+sparq"); /* ranks by dims */
-    cr_assert_not(policy_rotates_k(&p));
+    cr_assert_not(policy_rotates(&p, p.k_type));
     p = parse("fp8");
-    cr_assert_not(policy_rotates_k(&p));
+    cr_assert_not(policy_rotates(&p, p.k_type));
     p = parse("full");
-    cr_assert_not(policy_rotates_k(&p));
+    cr_assert_not(policy_rotates(&p, p.k_type));
+}
+
+/* Of a store that one layer reads nothing changes. */
+Test(policy, types_of_shared_stores)
+{
+    struct policy p = parse("kv4,shared=kv8");
+    char text[KV_TEXT_MAX];
+
+    policy_print(&p, text, sizeof(text));
+    cr_assert_str_eq(text, "kv4,center=auto,rot=auto,shared=kv8+full,chunk=512");
+    cr_assert_eq(policy_k_type(&p, false), OPS_KV_G4);
+    cr_assert_eq(policy_v_type(&p, false), OPS_KV_G4);
+    cr_assert_eq(policy_k_type(&p, true), OPS_KV_I8);
+    cr_assert_eq(policy_v_type(&p, true), OPS_KV_FP8);
+    p = parse("k8v4,shared=same");
+    policy_print(&p, text, sizeof(text));
+    cr_assert_str_eq(text, "k8v4,center=auto,rot=auto+full,chunk=512", "texts of before stay");
+    cr_assert_eq(policy_v_type(&p, true), OPS_KV_G4);
 }
 
 /* Files from before the options hold keys as the model made them, and do not say so. */
@@ -194,6 +212,7 @@ Test(policy, canonical_text_says_the_same)
         "q4_0,rot=off,center=off",
         "kv4,rot=off",
         "k8v4+window:100",
+        "k8v4,shared=kv8+window:100",
         "k16v8+full,chunk=64",
         "window:1024",
         "sinks:4+window:50%",

@@ -114,6 +114,7 @@ Test(saved, as_if_it_had_never_left)
                   "infinigen:alpha=1,pool=40,full=spill,victim=lru");
         come_back(backends[b], "heads_32.gguf", NULL, "kv4"); /* with its latest tokens */
         come_back(backends[b], "heads_32.gguf", NULL, "k8v4+keyformer:40");
+        come_back(backends[b], "heads_32.gguf", "heads_32_shared.gguf", "kv4,shared=kv8");
         come_back(backends[b], "cache_model.gguf", NULL, "fp8+expected:20,every=5");
         come_back(backends[b], "cache_model.gguf", NULL,
                   "expected:20,every=7+sparq:r=3,k=9,mean=on");
@@ -237,6 +238,8 @@ Test(saved, from_one_backend_to_another)
         come_back_elsewhere(from, to, "arch_qwen2.gguf", NULL, "kv8", fp8); /* centered */
         come_back_elsewhere(from, to, "heads_32.gguf", NULL, "kv4", four_bits);
         come_back_elsewhere(from, to, "heads_32.gguf", NULL, "k8v4", four_bits);
+        come_back_elsewhere(from, to, "heads_32.gguf", "heads_32_shared.gguf", "kv4,shared=kv8",
+                            four_bits);
     }
 }
 
@@ -258,6 +261,8 @@ Test(saved, from_the_cpu_to_a_module_and_back)
         come_back_elsewhere(from, to, "arch_qwen2.gguf", NULL, "kv8", 1e-2f); /* centered */
         come_back_elsewhere(from, to, "heads_32.gguf", NULL, "kv4", four_bits);
         come_back_elsewhere(from, to, "heads_32.gguf", NULL, "k8v4", four_bits);
+        come_back_elsewhere(from, to, "heads_32.gguf", "heads_32_shared.gguf", "kv4,shared=kv8",
+                            four_bits);
     }
 }
 

@@ -30,6 +30,7 @@ struct geometry_store {
     int32_t window;       /* of a sliding layer: its slots are a ring; else 0 */
     uint64_t state_bytes; /* of a recurrent layer, which has a state and no K and V; else 0 */
     bool deep;            /* written at SwiftKV's split */
+    bool shared;          /* read by several layers */
     /* What partial keys are made with (struct ops_kv), loaded later; NULL: the overlay has none, or
      * the store is read by the first layers, which nothing can predict for. */
     const struct ops_weight *skew;

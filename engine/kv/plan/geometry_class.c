@@ -87,8 +87,8 @@ static int lay_page(const struct geometry *s, const struct policy *p,
         .v_heads = st->n_v / n_groups,
         .k_dim = st->k_dim,
         .v_dim = st->v_dim,
-        .k_type = p->k_type,
-        .v_type = p->v_type,
+        .k_type = policy_k_type(p, st->shared),
+        .v_type = policy_v_type(p, st->shared),
         .k_unrotated = p->pos_new != 0,
         .rank = (enum ops_rank)p->rank,
         .part_dims = st->skew ? select_part_dims(p, st->k_dim) : 0,
@@ -101,8 +101,9 @@ static int lay_page(const struct geometry *s, const struct policy *p,
 /* Do two policies want the same pages? */
 bool geometry_same_pages(const struct policy *a, const struct policy *b)
 {
-    return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new &&
-           a->rank == b->rank && select_part_dims(a, 1 << 20) == select_part_dims(b, 1 << 20) &&
+    return a->k_type == b->k_type && a->v_type == b->v_type && a->shared == b->shared &&
+           a->pos_new == b->pos_new && a->rank == b->rank &&
+           select_part_dims(a, 1 << 20) == select_part_dims(b, 1 << 20) &&
            select_part_type(a) == select_part_type(b) && policy_on_host(a) == policy_on_host(b);
 }
 

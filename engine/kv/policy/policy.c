@@ -68,7 +68,17 @@ static bool of_integers(enum ops_kv_type type)
     return type == OPS_KV_I8 || type == OPS_KV_Q8_0 || type == OPS_KV_Q4_0 || type == OPS_KV_G4;
 }
 
-static bool rotates(const struct policy *p, enum ops_kv_type type)
+enum ops_kv_type policy_k_type(const struct policy *p, bool shared)
+{
+    return shared && p->shared == POLICY_STORES_KV8 ? OPS_KV_I8 : p->k_type;
+}
+
+enum ops_kv_type policy_v_type(const struct policy *p, bool shared)
+{
+    return shared && p->shared == POLICY_STORES_KV8 ? OPS_KV_FP8 : p->v_type;
+}
+
+bool policy_rotates(const struct policy *p, enum ops_kv_type type)
 {
     return p->rot != POLICY_ROT_OFF && of_integers(type) && !p->pos_new && !policy_selects(p);
 }
@@ -76,16 +86,6 @@ static bool rotates(const struct policy *p, enum ops_kv_type type)
 bool policy_may_rotate(const struct policy *p)
 {
     return of_integers(p->k_type);
-}
-
-bool policy_rotates_k(const struct policy *p)
-{
-    return rotates(p, p->k_type);
-}
-
-bool policy_rotates_v(const struct policy *p)
-{
-    return rotates(p, p->v_type);
 }
 
 bool policy_spills(const struct policy *p)

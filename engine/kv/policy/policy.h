@@ -31,6 +31,7 @@ enum policy_victim { POLICY_FIFO, POLICY_LRU, POLICY_COUNTER };
 enum policy_full { POLICY_DROP, POLICY_SPILL };
 enum policy_center { POLICY_CENTER_AUTO, POLICY_CENTER_OFF };
 enum policy_rot { POLICY_ROT_AUTO, POLICY_ROT_ON, POLICY_ROT_OFF };
+enum policy_stores { POLICY_STORES_SAME, POLICY_STORES_KV8 };
 enum policy_layers { POLICY_LAYERS_EQUAL, POLICY_LAYERS_PYRAMID, POLICY_LAYERS_MEASURED };
 enum policy_heads { POLICY_HEADS_EQUAL, POLICY_HEADS_ADAPTIVE };
 enum policy_mean { POLICY_MEAN_AUTO, POLICY_MEAN_ON, POLICY_MEAN_OFF };
@@ -92,6 +93,7 @@ struct policy {
     float exit;
     int32_t center;     /* enum policy_center: keys are stored less what all keys of a head share */
     int32_t rot;        /* enum policy_rot: heads are stored as their Hadamard transforms */
+    int32_t shared;     /* enum policy_stores: types of stores that several layers share */
     int32_t exit_draft; /* the early-exit head proposes tokens, the whole model verifies them */
 };
 
@@ -167,10 +169,12 @@ bool policy_one_turn(const struct policy *p);
 /* Are keys stored less a constant, where the model has one (engine/model/center.h)? In 8 bits or
  * fewer; not with pos=new, where a constant is turned by another angle for every slot. */
 bool policy_centers(const struct policy *p);
-/* Are heads of K (V) stored as their Hadamard transforms? In integers with a scale; not with
+/* What K and V of a store are stored in: `shared`: of one that several layers read. */
+enum ops_kv_type policy_k_type(const struct policy *p, bool shared);
+enum ops_kv_type policy_v_type(const struct policy *p, bool shared);
+/* Are heads in this type stored as their Hadamard transforms? In integers with a scale; not with
  * pos=new, which turns keys as they are read, nor where queries rank keys by single dims. */
-bool policy_rotates_k(const struct policy *p);
-bool policy_rotates_v(const struct policy *p);
+bool policy_rotates(const struct policy *p, enum ops_kv_type type);
 /* May a sequence with these types be rotated, under some value of `rot`? */
 bool policy_may_rotate(const struct policy *p);
 /* A canonical text out of a file: like policy_parse(), but what texts before an option was there do

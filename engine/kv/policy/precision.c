@@ -22,8 +22,19 @@ static const struct word_option rot = {
     .help = "what is stored in integers is stored as its Hadamard transform "
             "([centring and rotation](../design/centring.md)); `auto`: not with `pos=new`, nor "
             "where queries select"};
+static const struct word_value stores[] = {
+    {"same", POLICY_STORES_SAME}, {"kv8", POLICY_STORES_KV8}, {NULL, 0}};
+static const struct word_option shared = {
+    .name = "shared",
+    .type = WORD_VALUE,
+    .offset = WORD_FIELD(shared),
+    .values = stores,
+    .help = "stores that several layers share ([AcrossKV](../design/distillation.md)) are in the "
+            "same types, or in those of `kv8`",
+    .quiet = true};
 static const struct word_option *const of_fp8[] = {&center, NULL};
 static const struct word_option *const of_integers[] = {&center, &rot, NULL};
+static const struct word_option *const of_four[] = {&center, &rot, &shared, NULL};
 
 const struct policy_word policy_precisions[POLICY_N_PRECISIONS] = {
     {.name = "f32", .k = OPS_KV_F32, .v = OPS_KV_F32, .help = "K and V in f32"},
@@ -43,12 +54,12 @@ const struct policy_word policy_precisions[POLICY_N_PRECISIONS] = {
      .k = OPS_KV_I8,
      .v = OPS_KV_G4,
      .help = "K in int8, V in 4 bits in blocks of 32",
-     .options = of_integers},
+     .options = of_four},
     {.name = "kv4",
      .k = OPS_KV_G4,
      .v = OPS_KV_G4,
      .help = "K and V in 4 bits in blocks of 32",
-     .options = of_integers},
+     .options = of_four},
     {.name = "k16v8", .k = OPS_KV_F16, .v = OPS_KV_FP8, .help = "K in f16, V in FP8 E4M3"},
     {.name = "q8_0",
      .k = OPS_KV_Q8_0,

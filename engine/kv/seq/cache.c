@@ -253,6 +253,7 @@ static int refuse_pages(const struct policy *p, struct error *reterr)
                        : p->rank           ? " of a lower rank"
                        : policy_selects(p) ? " with this policy's copy of them to search in"
                        : policy_on_host(p) ? " in the host's memory"
+                       : p->shared         ? " (of layers that share in int8)"
                                            : "";
 
     return error_set(reterr, -ENOMEM,

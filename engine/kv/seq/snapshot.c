@@ -70,6 +70,7 @@ struct snapshot_store snapshot_describe(const struct cache *c, const struct cach
     bool positions = s->arrays[store].kind->positions;
     bool evicts = geometry_evicts(s, &q->policy, store);
     const struct ops_kv_layout *l = geometry_layout(s, q->variant, store);
+    bool k_rotates = policy_rotates(&q->policy, l->k_type);
 
     if (s->arrays[store].kind->state) {
         return (struct snapshot_store){
@@ -84,13 +85,13 @@ struct snapshot_store snapshot_describe(const struct cache *c, const struct cach
         .layer = s->config.stores[store].layer,
         .n_groups = s->arrays[store].n_groups,
         .n_slots = n_slots,
-        .flags =
-            (positions || evicts ? HAS_POS : 0u) | (evicts && q->place->scores ? HAS_SCORE : 0u) |
-            (geometry_centers(s, &q->policy, store) ? HAS_CENTER : 0u) |
-            (policy_rotates_k(&q->policy) ? HAS_HADAMARD_K : 0u) |
-            (policy_rotates_v(&q->policy) ? HAS_HADAMARD_V : 0u) |
-            (policy_rotates_k(&q->policy) && s->config.stores[store].balance ? HAS_BALANCE : 0u) |
-            word_flags(c, q, store),
+        .flags = (positions || evicts ? HAS_POS : 0u) |
+                 (evicts && q->place->scores ? HAS_SCORE : 0u) |
+                 (geometry_centers(s, &q->policy, store) ? HAS_CENTER : 0u) |
+                 (k_rotates ? HAS_HADAMARD_K : 0u) |
+                 (policy_rotates(&q->policy, l->v_type) ? HAS_HADAMARD_V : 0u) |
+                 (k_rotates && s->config.stores[store].balance ? HAS_BALANCE : 0u) |
+                 word_flags(c, q, store),
         .slot_bytes = ops_kv_slot_bytes(l),
     };
 }

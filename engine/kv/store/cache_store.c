@@ -219,11 +219,11 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
     if (geometry_centers(s, &q->policy, store)) {
         kv.center = s->config.stores[store].center->device;
     }
-    kv.k_hadamard = policy_rotates_k(&q->policy);
+    kv.k_hadamard = policy_rotates(&q->policy, kv.layout->k_type);
     if (kv.k_hadamard && s->config.stores[store].balance) {
         kv.balance = s->config.stores[store].balance->device;
     }
-    kv.v_hadamard = policy_rotates_v(&q->policy);
+    kv.v_hadamard = policy_rotates(&q->policy, kv.layout->v_type);
     const struct ops_weight *carry =
         kv.k_hadamard ? s->config.stores[store].carry_turned : s->config.stores[store].carry;
 
