@@ -241,7 +241,9 @@ struct pipit_figure {
 };
 struct pipit_report {
     const char *backend; /* its whole name; "" */
-    const char *cause;   /* why the model could not be loaded, or died, last; "" once it is ready */
+    /* why the model could not be loaded, or died, last; "" once it is ready, but where the last
+     * reload was taken back: then why */
+    const char *cause;
     const struct pipit_policy_use *const *policies; /* (n_policies), the daemon's own first */
     size_t n_policies;
     /* What saving this user's sessions may write in 24 hours, what is left of it now, and what was

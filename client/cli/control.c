@@ -11,6 +11,18 @@
 
 enum { LOOK_MS = 50 };
 
+/* A model is ready: is it the new one? Else what is told is why not. */
+static int reloaded(struct pipit_client *c)
+{
+    const struct pipit_report *rep;
+
+    if (pipit_client_report(c, &rep, NULL) == 0 && rep->cause[0]) {
+        say("%s", rep->cause);
+        return EXIT_MODEL;
+    }
+    return EXIT_OK;
+}
+
 /* -1: not yet. The daemon's end shows as the end of the connection, or as another daemon's hello.
  */
 static int look(struct pipit_client *c, bool reload, const struct pipit_info *before)
@@ -30,11 +42,16 @@ static int look(struct pipit_client *c, bool reload, const struct pipit_info *be
         return -1;
     }
     if (info->state == PIPIT_STATE_FAILED) {
-        say("the model cannot be loaded; the daemon's log says why");
+        const struct pipit_report *rep;
+
+        r = pipit_client_report(c, &rep, NULL);
+        say("the model cannot be loaded: %s",
+            r == 0 && rep->cause[0] ? rep->cause : "the daemon's log says why");
         return EXIT_MODEL;
     }
-    return info->state == PIPIT_STATE_READY && info->model_epoch != before->model_epoch ? EXIT_OK
-                                                                                        : -1;
+    return info->state == PIPIT_STATE_READY && info->model_epoch != before->model_epoch
+               ? reloaded(c)
+               : -1;
 }
 
 static int watch(struct pipit_client *c, bool reload, const struct pipit_info *before)

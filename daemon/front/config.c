@@ -267,6 +267,16 @@ static void swap_value(const struct option_row *row, struct config *a, struct co
     memcpy(vb, t, n);
 }
 
+bool config_same_engine(const struct config *a, const struct config *b)
+{
+    bool same = true;
+
+    for (size_t i = 0; same && i < sizeof(rows) / sizeof(rows[0]); i++) {
+        same = !engine_option_is(&rows[i]) || same_value(&rows[i], a, b);
+    }
+    return same;
+}
+
 void config_apply(struct config *c, struct config *from, bool engine, char *ret_waiting,
                   size_t size)
 {

@@ -68,6 +68,9 @@ void config_clear(struct config *c);
 /* The same sources once more: the file may say something else now. */
 int config_reload(const struct config *c, struct config *ret, struct error *reterr) WARN_UNUSED;
 
+/* Would an engine process be told the same under both? */
+bool config_same_engine(const struct config *a, const struct config *b);
+
 /* Swaps with `from` what may change while it runs (the list `live` in config.c), and, with
  * `engine`, what another engine process would be told. What differs besides and waits for a restart
  * is named in ret_waiting, "lanes, gateway", or "". */

@@ -22,6 +22,7 @@
 #include "daemon/front/child.h"
 #include "daemon/front/dispatch.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/reload.h"
 #include "daemon/front/upgrade.h"
 
 #define RETRY_FIRST_NS 100000000
@@ -272,6 +273,11 @@ static void engine_down(struct engine_link *e, int status)
     log_field(&fields, "PIPIT_REASON", "%s", how);
     hopeless = is_refusal(status) || (other && !f->system) ||
                (e->epoch == 0 && e->n_failures >= FIRST_START_TRIES);
+    if (hopeless && reload_take_back(f, e->cause)) {
+        e->n_failures = 0;
+        on_retry(e);
+        return;
+    }
     if (hopeless) {
         e->state = LANE_FAILED;
         dispatch_failed(f, e->cause);

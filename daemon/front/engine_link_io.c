@@ -15,6 +15,7 @@
 #include "daemon/front/dispatch.h"
 #include "daemon/front/engine_link_impl.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/reload.h"
 
 enum { READ_BURST = 128 };
 
@@ -122,6 +123,7 @@ static void on_state(struct engine_link *e, const struct lane_engine_state *s)
         e->load_ns = e->ready_ns - e->started_ns;
         e->busy_ns = 0;
         e->failure[0] = '\0';
+        reload_settle(f);
         if (e->n_threads == 0) {
             log_warning(
                 "the engine's threads cannot be watched: if it gets no CPU, it is taken for "

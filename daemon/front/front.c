@@ -268,6 +268,7 @@ static void finish(struct front *f)
     gateway_destroy(f->gateway);
     f->gateway = NULL;
     engine_link_destroy(f->engine);
+    reload_settle(f);
     f->engine = NULL;
     lane_engine_gone(f);
     while (f->lanes) {

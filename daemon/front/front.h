@@ -68,7 +68,10 @@ struct front_counters {
 };
 
 struct front {
-    struct config *config; /* changed by reload.c only */
+    struct config *config; /* changed by reload.c only, as are the next three */
+    struct config before;  /* what was in force until an engine started under `config` */
+    bool on_trial;         /* that engine is not ready yet; else there is no `before` */
+    char reload_cause[300]; /* why the last reload was taken back; "": it was not */
     struct loop loop;
     struct rundir rundir;
     struct journal journal;

@@ -6,6 +6,8 @@
  * key and the allowed range) changes nothing; otherwise what may change while running does at once,
  * and the log names what waits for a restart. */
 
+#include <stdbool.h>
+
 #include "base/error.h"
 
 struct front;
@@ -17,5 +19,11 @@ void reload_run(struct front *f);
  * force. */
 int reload_check(const struct front *f, struct error *reterr) WARN_UNUSED;
 void reload_engine(struct front *f);
+
+/* The engine became ready under what reload_engine() took over, or all ends: that stays. */
+void reload_settle(struct front *f);
+/* Or it refused it: true if another configuration was in force before, which is again, and `cause`
+ * is kept for whoever asks. */
+bool reload_take_back(struct front *f, const char *cause);
 
 #endif

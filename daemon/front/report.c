@@ -124,7 +124,8 @@ static size_t write_limits(const struct front *f, const struct figures *figures,
 static size_t write_text(const struct front *f, const struct lane *l, char *text, size_t size)
 {
     const struct report *r = engine_link_report(f->engine);
-    const char *cause = engine_link_failure(f->engine);
+    const char *failure = engine_link_failure(f->engine);
+    const char *cause = failure[0] ? failure : f->reload_cause;
     struct figures c;
     char line[LINE_MOST];
     size_t n = 0;

@@ -515,18 +515,22 @@ class Reload(Case):
         self.assertEqual(lane.status().model_epoch, 1)
         lane.close()
 
-    def test_model_that_cannot_be_loaded_and_back(self):
+    def test_model_that_cannot_be_loaded(self):
+        """The one before is loaded again."""
         d = self.configured()
         lane = d.ready()
-        self.write(model=os.path.join(self.folder(), "none.gguf"))
+        expected = self.answer(lane, 20)
+        for epoch in 2, 3:
+            self.write(model=os.path.join(self.folder(), "none.gguf"), ctx=128)
+            lane.control(RELOAD)
+            self.assertTrue(wait_until(lambda: lane.status().model_epoch == epoch and self.state(lane) == "ready"), d.text())
+            self.assertEqual(lane.status().ctx, 256)
+            self.assertEqual(self.answer(lane, 20), expected)
+        self.assertEqual(d.text().count("loading the one before again"), 2)
+        self.write(ctx=128)
         lane.control(RELOAD)
-        self.reaches(lane, "failed")
-        e = list(lane.events(lane.request(prompt("Once", 3))))[-1]
-        self.assertEqual(e.code, "MODEL")
-        self.write()
-        lane.control(RELOAD)
-        self.reaches(lane, "ready")
-        self.answer(lane, 3)
+        self.assertTrue(wait_until(lambda: lane.status().model_epoch == 4 and self.state(lane) == "ready"), d.text())
+        self.assertEqual(lane.status().ctx, 128)
         lane.close()
 
     def test_limit_ends_what_runs_and_goes_on(self):
@@ -610,6 +614,41 @@ class Commands(Case):
         lines = [json.loads(l) for l in self.cli(d, "ask", "--raw", "-n", "3", "--json", "Once")[1].splitlines()]
         loading = [l for l in lines if l["type"] == "loading"]
         self.assertTrue(loading and all(0 <= l["progress"] <= 1 for l in loading), lines)
+
+    def test_a_reload_that_is_taken_back(self):
+        """No model can be loaded under what the file says now: the one before comes back, and the command says why."""
+        conf = os.path.join(tempfile.mkdtemp(), "conf")
+        start = f"model = {STORIES}\nbackend = ref\nthreads = 1\n"
+
+        def write(more):
+            with open(conf, "w") as f:
+                f.write(start + more)
+
+        def cause(d):
+            return json.loads(self.cli(d, "status", "--json")[1]).get("cause", "")
+
+        write("kv = f16\n")
+        d = Daemon("--config", conf, model=None)
+        d.ready().close()
+        ask = ("ask", "--raw", "--temp", "0", "-n", "8", "Once upon")
+        said = self.cli(d, *ask)
+        self.assertEqual(said[0], 0, said)
+        for more, words in (("kv = kv9\n", "kv9"), ("memory = 1MiB\n", "memory"), ("kv = kv9\n", "kv9"),
+                            ("overlay = /nonexistent.gguf\n", "nonexistent.gguf")):
+            write(more)
+            code, out, err = self.cli(d, "drain", "--reload")
+            self.assertEqual((code, out), (6, ""), err)
+            self.assertIn("the new configuration was not taken", err)
+            self.assertIn(words, err)
+            self.assertIn(words, cause(d))
+            self.assertEqual(json.loads(self.cli(d, "status", "--json")[1])["state"], "ready")
+            self.assertEqual(self.cli(d, *ask), said)
+        write("kv = kv8\n")
+        self.assertEqual(self.cli(d, "drain", "--reload"), (0, "", ""))
+        self.assertEqual(cause(d), "")
+        self.assertIn("kv8", json.dumps(json.loads(self.cli(d, "status", "--json")[1])))
+        self.assertEqual(self.cli(d, "drain"), (0, "", ""))
+        self.assertEqual(d.stop(), 0)
 
     def test_drain(self):
         d = Daemon()
