@@ -41,6 +41,28 @@ int error_set_errno(struct error *e, int code, const char *fmt, ...)
     return code;
 }
 
+void error_fit(char *to, size_t size, const char *from)
+{
+    size_t n = strlen(from);
+
+    if (n >= size) {
+        n = size - sizeof("...");
+        for (size_t i = n; i > n / 2; i--) {
+            if (from[i] == ' ') {
+                n = i;
+                break;
+            }
+        }
+        while (n > 0 && ((unsigned char)from[n] & 0xc0) == 0x80) { /* whole characters */
+            n--;
+        }
+        memcpy(to, from, n);
+        memcpy(to + n, "...", sizeof("..."));
+    } else {
+        memcpy(to, from, n + 1);
+    }
+}
+
 int error_prefix(struct error *e, const char *fmt, ...)
 {
     char old[sizeof(e->text)];

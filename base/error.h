@@ -26,7 +26,7 @@
 
 struct error {
     int code;       /* negative errno, 0 when unset */
-    char text[256]; /* NUL-terminated UTF-8 */
+    char text[512]; /* NUL-terminated UTF-8 */
 };
 
 /* Fills `e` (if not NULL; an error already set stays) and returns `code`, so that callers write
@@ -35,6 +35,9 @@ int error_set(struct error *e, int code, const char *fmt, ...) PRINTF_LIKE(3, 4)
 
 /* The same with ": strerror(-code)" appended. */
 int error_set_errno(struct error *e, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
+
+/* `from` in `size` bytes (at least 8): where it is longer, it ends behind a word, with "...". */
+void error_fit(char *to, size_t size, const char *from);
 
 /* Puts "prefix: " before the text already in `e`; returns e's code. */
 int error_prefix(struct error *e, const char *fmt, ...) PRINTF_LIKE(2, 3);

@@ -620,6 +620,6 @@ void dispatch_failed(struct front *f, const char *cause)
         struct request *r = f->queue.first;
 
         queue_remove(&f->queue, r);
-        ending_error(f, r, LANE_ERR_MODEL, "the model cannot be loaded: %.140s", cause);
+        ending_error(f, r, LANE_ERR_MODEL, "the model cannot be loaded: %s", cause);
     }
 }

@@ -64,7 +64,7 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t person,
 
         if (ms > 0) {
             figures_refused(f, REFUSED_MODEL);
-            lane_send_error(l, r->h.id, LANE_ERR_MODEL, ms, "the model cannot be loaded: %.140s",
+            lane_send_error(l, r->h.id, LANE_ERR_MODEL, ms, "the model cannot be loaded: %s",
                             engine_link_cause(f->engine));
             return true;
         }

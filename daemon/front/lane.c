@@ -327,6 +327,7 @@ void lane_send(struct lane *l, const struct lane_record *r)
 void lane_send_error(struct lane *l, const uint8_t id[16], uint32_t code, uint32_t retry_after_ms,
                      const char *fmt, ...)
 {
+    char text[sizeof(((struct error *)NULL)->text)];
     struct lane_record r;
     va_list ap;
 
@@ -335,8 +336,9 @@ void lane_send_error(struct lane *l, const uint8_t id[16], uint32_t code, uint32
     r.error.code = code;
     r.error.retry_after_ms = retry_after_ms;
     va_start(ap, fmt);
-    (void)vsnprintf(r.error.text, sizeof(r.error.text), fmt, ap);
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
+    error_fit(r.error.text, sizeof(r.error.text), text);
     lane_send(l, &r);
 }
 
@@ -433,7 +435,7 @@ static void read_records(struct lane *l)
             return;
         }
         if (lane_record_check(&r, (uint64_t)n, LANE_PEER_CLIENT, &e)) {
-            lane_send_error(l, NULL, LANE_ERR_PROTOCOL, 0, "%.180s", e.text);
+            lane_send_error(l, NULL, LANE_ERR_PROTOCOL, 0, "%s", e.text);
             lane_close(l, e.text);
             return;
         }

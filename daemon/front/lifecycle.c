@@ -165,7 +165,7 @@ void lifecycle_serve(struct front *f, struct lane *l, const struct lane_record *
         /* Like a request's: whoever asks in a loop does not keep an engine that cannot load
          * starting. */
         if (ms > 0 && !may_control(l)) {
-            lane_send_error(l, NULL, LANE_ERR_MODEL, ms, "the model cannot be loaded: %.140s",
+            lane_send_error(l, NULL, LANE_ERR_MODEL, ms, "the model cannot be loaded: %s",
                             engine_link_cause(f->engine));
             return;
         }
@@ -175,7 +175,7 @@ void lifecycle_serve(struct front *f, struct lane *l, const struct lane_record *
             return;
         }
     } else if (lifecycle_drain(f, r->control.op, (int64_t)r->control.limit_ms * 1000000, &e)) {
-        lane_send_error(l, NULL, LANE_ERR_INVALID, 0, "%.180s", e.text);
+        lane_send_error(l, NULL, LANE_ERR_INVALID, 0, "%s", e.text);
         return;
     }
     status_hello(f, &pong, LANE_PONG);

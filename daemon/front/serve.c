@@ -95,7 +95,7 @@ static bool serve_hello(struct lane *l, const struct lane_record *r)
     request_bytes = c->max_request_bytes < l->c2e_bytes ? c->max_request_bytes : l->c2e_bytes;
     if (make_arenas(l, &read_only, &e)) {
         log_warning("lane refused: %s", e.text);
-        lane_send_error(l, NULL, LANE_ERR_NO_MEMORY, 1000, "%.180s", e.text);
+        lane_send_error(l, NULL, LANE_ERR_NO_MEMORY, 1000, "%s", e.text);
         return true;
     }
     lease_init(&l->leases, l->c2e_bytes, l->e2c_bytes, request_bytes);

@@ -535,7 +535,7 @@ void answer_error_record(const uint8_t id[16], const struct error *e, uint64_t c
     ret->error.err = e->code;
     ret->error.count_a = count_a;
     ret->error.count_b = count_b;
-    memcpy(ret->error.text, e->text, cut(e->text, strlen(e->text), sizeof(ret->error.text) - 1));
+    error_fit(ret->error.text, sizeof(ret->error.text), e->text);
 }
 
 void answer_error(struct worker *w, const uint8_t id[16], const struct error *e, uint64_t count_a,

@@ -212,7 +212,7 @@ static void send_cause(struct worker *w, const char *event, const char *text)
     log_event(LOG_LEVEL_ERR, event, "%s", text);
     lane_record_init(&r, LANE_ERROR, NULL);
     r.error.code = LANE_ERR_MODEL;
-    (void)snprintf(r.error.text, sizeof(r.error.text), "%.*s", (int)sizeof(r.error.text) - 1, text);
+    error_fit(r.error.text, sizeof(r.error.text), text);
     worker_send(w, &r);
 }
 

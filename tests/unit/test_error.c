@@ -46,3 +46,20 @@ Test(error, long_texts_are_cut)
     cr_assert_eq(error_prefix(&e, "%s", big), -EIO);
     cr_assert_eq(strlen(e.text), sizeof(e.text) - 1);
 }
+
+Test(error, fits_by_whole_words)
+{
+    char to[24];
+
+    error_fit(to, sizeof(to), "just as long as it may b");
+    cr_assert_str_eq(to, "just as long as it...");
+    error_fit(to, sizeof(to), "just as long as it may.");
+    cr_assert_str_eq(to, "just as long as it may.");
+    error_fit(to, sizeof(to), "");
+    cr_assert_str_eq(to, "");
+    error_fit(to, sizeof(to), "a/path/without/any/blank/in/it");
+    cr_assert_str_eq(to, "a/path/without/any/b...");
+    cr_assert_eq(sizeof("a/path/without/any/b..."), sizeof(to));
+    error_fit(to, sizeof(to), "ääääääääääääääääääää");
+    cr_assert_str_eq(to, "ääääääääää...", "whole characters");
+}

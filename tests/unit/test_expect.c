@@ -215,3 +215,39 @@ Test(expect, not_with_capped_logits)
     cr_assert_eq(engine_create(&c, NULL, NULL, &e, &err), -ENOTSUP);
     cr_assert(strstr(err.text, "caps its logits"), "%s", err.text);
 }
+
+/* Policies that score without observing attention plan no scratch to observe it by. Whoever asks
+ * for one that observes is told so; the engine goes on. */
+Test(expect, others_that_observe_are_refused)
+{
+    static const char *const planned[][2] = {{"expected:40", NULL},
+                                             {"kvzap:40", "cache_scores.gguf"}};
+    static const char *const asked[] = {
+        "h2o:40",    "keyformer:40",        "keyformer:40,mode=as-shipped", "recency:40",
+        "snapkv:40", "h2o:40,score=shared", "h2o:40,layers=pyramid"};
+    int32_t ids[60];
+
+    for (int i = 0; i < 2; i++) {
+        struct engine *e =
+            run_engine_overlay("cache_model.gguf", planned[i][1], "cpu", 128, 1, planned[i][0]);
+
+        run_tokens(51, engine_info(e)->n_vocab, ids, 60);
+        for (size_t k = 0; k < sizeof(asked) / sizeof(asked[0]); k++) {
+            struct engine_request q = run_request(ids, 60, 24);
+            struct error err = {0};
+            struct run r;
+            uint64_t handle;
+
+            q.kv = asked[k];
+            cr_assert_eq(engine_submit(e, &q, &handle, &err), -ENOMEM, "%s under %s: %s", asked[k],
+                         planned[i][0], err.text);
+            cr_assert_not_null(strstr(err.text, "start the daemon with --kv"), "%s", err.text);
+            q.kv = NULL;
+            run_submit(e, &q, &r);
+            run_all(e);
+            cr_assert_eq(r.reason, ENGINE_LENGTH, "%s", r.error.text);
+            run_clear(&r);
+        }
+        engine_destroy(e);
+    }
+}

@@ -266,6 +266,44 @@ Test(saved, from_the_cpu_to_a_module_and_back)
     }
 }
 
+/* What is whole, but more than the plan holds, is not called broken. */
+Test(saved, more_than_the_plan_holds)
+{
+    static const struct {
+        const char *kv; /* planned */
+        int32_t ctx;
+        const char *says;
+    } cases[] = {
+        {"full", 128, "that it was saved under"},
+        {"sparq:r=4,k=9", 128, "that it was saved under"},
+        {"h2o:20", 128, "so many of; start the daemon with the policy that it was saved under"},
+        {"h2o:40", 64, "the context is 64"},
+    };
+    int32_t ids[N_PROMPT];
+    struct engine *e = run_engine("cache_model.gguf", "cpu", 128, 1, "h2o:40");
+
+    run_tokens(51, engine_info(e)->n_vocab, ids, N_PROMPT);
+    struct engine_request q = run_request(ids, N_PROMPT, N_NEW);
+    struct saved s = leave(e, &q, 13);
+
+    engine_destroy(e);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct engine_request again = run_request(ids, N_PROMPT, 2);
+        struct error err = {0};
+        uint64_t handle;
+
+        e = run_engine("cache_model.gguf", "cpu", cases[i].ctx, 1, cases[i].kv);
+        again.kv = "h2o:40";
+        again.saved = s.p;
+        again.saved_size = s.size;
+        cr_assert_eq(engine_submit(e, &again, &handle, &err), -ENOMEM, "%s: %s", cases[i].kv,
+                     err.text);
+        cr_assert_not_null(strstr(err.text, cases[i].says), "%s: %s", cases[i].kv, err.text);
+        engine_destroy(e);
+    }
+    free(s.p);
+}
+
 /* A block that holds all of the text (saved between a step's rows and its token) is not used, and
  * the request is like any other: it shares kept pages, too. */
 Test(saved, all_of_the_text)

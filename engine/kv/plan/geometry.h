@@ -110,6 +110,7 @@ struct geometry {
     int32_t least_cap;              /* the least of those that are not 0 */
     bool peak;                      /* some prompts need the peak region */
     bool scores;
+    bool observes;                 /* there is scratch to observe attention by */
     bool expects;                  /* statistics of queries may be kept */
     bool divides;                  /* head groups may keep unequal numbers of slots */
     int32_t n_groups;              /* of all stores */

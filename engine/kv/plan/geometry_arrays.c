@@ -43,6 +43,7 @@ static void lay_caps(struct geometry *s, const struct policy *p)
         }
     }
     s->scores = s->scores || policy_scores(p);
+    s->observes = s->observes || policy_observes(p);
     s->expects = s->expects || policy_expects(p);
     s->divides = s->divides || policy_divides_heads(p);
     bool layered = p->prefill == POLICY_LAYERED && !s->config.shared;

@@ -192,6 +192,11 @@ static int check_state(const struct geometry *s, const struct policy *p,
                              s->config.stores[first].layer, s->config.stores[i].layer);
         }
     }
+    if (policy_observes(p) && !s->observes) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan holds no scratch for what the policy observes of attention; "
+                         "start the daemon with --kv naming this policy");
+    }
     if (policy_expects(p) && !s->expects) {
         return error_set(reterr, -ENOMEM,
                          "the plan holds no statistics of queries; start the daemon with --kv "

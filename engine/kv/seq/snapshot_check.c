@@ -34,15 +34,20 @@ static int check_header(const struct cache *c, const struct snapshot_header *h, 
     if (!policy_same_saved(p, h->policy)) {
         return error_set(reterr, -EINVAL, "the sequence was saved under policy %s", h->policy);
     }
+    int32_t ctx = c->geometry.config.ctx;
+
     if (h->bytes != size || h->n_stores != c->geometry.config.n_stores || h->n_tokens < 1 ||
-        h->n_tokens > policy_most_tokens(p, c->geometry.config.ctx) || h->n_prompt < 1 ||
-        h->n_prompt > h->n_tokens || h->n_slots < 0 || h->n_slots > h->n_tokens ||
-        h->n_evicted < 0) {
+        h->n_prompt < 1 || h->n_prompt > h->n_tokens || h->n_slots < 0 ||
+        h->n_slots > h->n_tokens || h->n_evicted < 0) {
         return broken(reterr, "its sizes");
     }
-    if (!policy_evicts(p) ? h->budget != 0 || h->n_slots != h->n_tokens
-                          : h->budget < 1 || h->budget > c->geometry.config.ctx) {
+    if (!policy_evicts(p) ? h->budget != 0 || h->n_slots != h->n_tokens : h->budget < 1) {
         return broken(reterr, "its budget");
+    }
+    if (h->n_tokens > policy_most_tokens(p, ctx) || h->budget > ctx) {
+        return error_set(reterr, -ENOMEM,
+                         "the saved sequence has %d tokens and a budget of %d, the context is %d",
+                         h->n_tokens, h->budget, ctx);
     }
     return 0;
 }
@@ -222,11 +227,16 @@ static int check_slots(const struct taker *t, int32_t store, int32_t n, struct e
     }
     bool same = p->layers == POLICY_LAYERS_EQUAL && !policy_divides_heads(p);
     int32_t budget = geometry_store_budget(g, p, t->head.budget, store);
+    int32_t kept = geometry_most_slots(g, p, budget, store);
 
-    return n < 1 || n > most || (same && n != t->head.n_slots) ||
-                   geometry_most_slots(g, p, budget, store) > g->arrays[store].cap
-               ? broken(reterr, "its budget")
-               : 0;
+    if (kept > g->arrays[store].cap) {
+        return error_set(reterr, -ENOMEM,
+                         "the saved sequence keeps positions of %d tokens a head, which the "
+                         "daemon's memory plan, made for its own --kv, does not hold%s; start the "
+                         "daemon with the policy that it was saved under",
+                         kept, g->arrays[store].cap ? " so many of" : "");
+    }
+    return n < 1 || n > most || (same && n != t->head.n_slots) ? broken(reterr, "its budget") : 0;
 }
 
 static int take_store(struct taker *t, int32_t store, struct error *reterr)
