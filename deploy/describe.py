@@ -238,7 +238,7 @@ def conf(text, program):
         name = o.name[2:]
         if name in NOT_IN_SAMPLE or re.search(rf"^{name} *=", "\n".join(out), re.M):
             continue
-        found = re.search(r"default ([^];]+)\]", o.text)
+        found = re.search(r"\[[^\[\]]*\bdefault ([^];\[]+)\]", o.text)
         line = "#"
         for word in o.text.split():
             line, ready = (line + " " + word, None) if len(line) + len(word) < 96 else ("#   " + word, line)

@@ -120,6 +120,7 @@ int module_open_cuda(const struct backend_ops **ret, struct error *reterr)
         return module_open(path, ret, reterr);
     }
     return error_set(reterr, -ENODEV,
-                     "%s/libpipit-cuda.so is not installed and none is beside the program",
+                     "%s/libpipit-cuda.so is not installed and none is beside the program (ninja "
+                     "kernels/cuda/libpipit-cuda.so makes it in a build folder)",
                      MODULE_DIR);
 }

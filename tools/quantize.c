@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 
 #include "tools/command.h"
 #include "tools/quantize_model.h"
@@ -75,6 +76,21 @@ static int pick_types(const char *name, const char *head, struct quantize_plan *
     return r < 0 ? r : pick_type(head ? head : name, &plan->head_type, reterr);
 }
 
+/* What it came to. A file that grew had fewer bits a weight already, which is said in any case. */
+static void say_sizes(const char *in, const char *out, bool quiet)
+{
+    struct stat a;
+    struct stat b;
+
+    if (stat(in, &a) == 0 && stat(out, &b) == 0 && (!quiet || b.st_size > a.st_size)) {
+        (void)fprintf(stderr, "%s: %.1f MB, %s: %.1f MB%s\n", in, (double)a.st_size / 1e6, out,
+                      (double)b.st_size / 1e6,
+                      b.st_size > a.st_size
+                          ? ": larger, its weights had fewer bits already; no detail came back"
+                          : "");
+    }
+}
+
 static int run(const void *config, const struct option_list *words, struct error *reterr)
 {
     const struct config *c = config;
@@ -95,6 +111,9 @@ static int run(const void *config, const struct option_list *words, struct error
     if (r == 0) {
         r = quantize_model(&plan, in, words->v[1], reterr);
         gguf_close(in);
+    }
+    if (r == 0) {
+        say_sizes(words->v[0], words->v[1], c->quiet);
     }
     pool_destroy(plan.pool);
     return r;

@@ -133,8 +133,8 @@ static int choose(const struct quantize_plan *plan, const struct gguf *in,
     uint64_t bytes;
 
     *ret = t->type;
-    if (t->n_dims < 2 || is_bias(t->name) || is_norm(t->name) || is_router(t->name) ||
-        is_convolution(t->name) || kept(plan, name)) {
+    if (t->n_dims < 2 || t->dims[0] == 1 || is_bias(t->name) || is_norm(t->name) ||
+        is_router(t->name) || is_convolution(t->name) || kept(plan, name)) {
         return 0;
     }
     *ret = is_head(in, t->name)                  ? plan->head_type

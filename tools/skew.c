@@ -81,6 +81,11 @@ static int check(const struct skew_model *m, struct error *reterr)
 {
     bool any = false;
 
+    if (model_has_sinks(m->model)) {
+        return error_set(
+            reterr, -ENOTSUP,
+            "the model's heads have attention sinks, and no query may leave slots out");
+    }
     if (m->model->h.wide) {
         return error_set(reterr, -ENOTSUP,
                          "queries read a wide store by maps of their own, which "

@@ -208,7 +208,7 @@ class Quantize(Tools):
         a = self.make("a", *SMALL, "--type", "f32", "--tied", "no")
         err = self.run_tool(QUANTIZE, self.path("a"), self.path("b"), "q8_0", "--keep", "blk.0.*", "--head-type", "f16")
         b = Gguf(self.path("b"))
-        self.assertEqual(err.count("\n"), len(a.tensors))
+        self.assertEqual(err.count("\n"), len(a.tensors) + 1)  # a line each, and what it came to
         self.assertEqual(list(a.tensors), list(b.tensors))
         for name, (kind, dims, raw) in a.tensors.items():
             self.assertEqual(dims, b.tensors[name][1])
@@ -258,6 +258,23 @@ class Quantize(Tools):
                     self.assertEqual(b.tensors[name], (F32, dims, raw))
                 elif "attn_k.weight" in name:
                     self.assertEqual(b.tensors[name][0], Q8_0)
+
+    def test_says_that_a_file_grew(self):
+        self.make("a", *SMALL, "--type", "q4_0")
+        self.run_tool(QUANTIZE, "-q", self.path("a"), self.path("b"), "q8_0", says="larger, its weights had fewer bits already")
+        self.run_tool(QUANTIZE, self.path("b"), self.path("c"), "q4_0", says=" MB, ")
+
+    def test_columns_of_one_stay(self):
+        """Mamba-2 has a factor and an offset for each head, as rows of one value: vectors by another shape."""
+        for model in "arch_mamba2.gguf", "arch_nemotron_h.gguf", "arch_granitehybrid.gguf":
+            a = Gguf(os.path.join(DATA, model))
+            ones = [n for n in a.tensors if n.endswith(("ssm_a", "ssm_d"))]
+            self.assertGreater(len(ones), 1)
+            for kind in "bf16", "q8_0":
+                self.run_tool(QUANTIZE, "-q", "--keep", "*ffn_down*", "--keep", "*ssm_out*", os.path.join(DATA, model), self.path("b"), kind)
+                b = Gguf(self.path("b"))
+                for name in ones:
+                    self.assertEqual(b.tensors[name], a.tensors[name])
 
     def test_there_and_back(self):
         self.make("a", *SMALL, "--type", "q4_1")

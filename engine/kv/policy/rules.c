@@ -65,8 +65,8 @@ static const struct {
      "exit:draft takes back the rows that were guessed wrong: beside full alone, not "
      "beside words that drop tokens, score them or choose which are read"},
     {SKIPS, SELECTS | SCORES, AXIS_EXIT,
-     "exit skips layers for some tokens: not beside h2o, keyformer or recency, "
-     "which score every token's attention, nor beside sparq, topv or infinigen"},
+     "exit skips layers for some tokens: not beside h2o, keyformer, recency or snapkv, "
+     "which observe attention, nor beside sparq, topv or infinigen"},
 };
 
 /* What a budget leaves must be at least one slot that may be overwritten. */
