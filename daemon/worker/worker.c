@@ -441,7 +441,12 @@ static int serve(struct worker *w)
         bool said = engine_news(atomic_load(&w->engine), news, sizeof(news));
 
         if (more < 0) {
-            send_cause(w, "device-lost", said ? news : "the device was lost");
+            if (!said) {
+                (void)snprintf(news, sizeof(news), "%s: %s",
+                               more == -ENODEV ? "the device was lost" : "a step failed",
+                               strerror(-more));
+            }
+            send_cause(w, more == -ENODEV ? "device-lost" : "step-failed", news);
             return EXIT_DEVICE;
         }
         if (said) {

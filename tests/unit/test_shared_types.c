@@ -115,6 +115,10 @@ Test(shared_types, a_request_chooses_among_what_is_planned)
     q.kv = "kv4,shared=kv8";
     cr_assert_eq(engine_submit(e, &q, &handle, &err), -ENOMEM);
     cr_assert_not_null(strstr(err.text, "layers that share"), "%s", err.text);
+    err.code = 0;
+    q.kv = "full"; /* f16: not what was meant */
+    cr_assert_eq(engine_submit(e, &q, &handle, &err), -ENOMEM);
+    cr_assert_not_null(strstr(err.text, "precision, as in kv4+full, or start"), "%s", err.text);
     engine_destroy(e);
     run_under("cpu", overlay, "kv4,shared=kv8", &alone);
     e = run_engine_overlay(model, overlay, "cpu", 128, 4, "kv4=50%;kv4,shared=kv8=50%");

@@ -5,6 +5,7 @@
 
 #include "engine/kv/policy/place.h"
 #include "engine/kv/policy/select.h"
+#include "engine/kv/policy/word.h"
 
 bool policy_evicts(const struct policy *p)
 {
@@ -66,6 +67,11 @@ bool policy_centers(const struct policy *p)
 static bool of_integers(enum ops_kv_type type)
 {
     return type == OPS_KV_I8 || type == OPS_KV_Q8_0 || type == OPS_KV_Q4_0 || type == OPS_KV_G4;
+}
+
+const char *policy_precision(const struct policy *p)
+{
+    return policy_word_of(p, AXIS_PRECISION)->name;
 }
 
 enum ops_kv_type policy_k_type(const struct policy *p, bool shared)

@@ -169,6 +169,8 @@ bool policy_one_turn(const struct policy *p);
 /* Are keys stored less a constant, where the model has one (engine/model/center.h)? In 8 bits or
  * fewer; not with pos=new, where a constant is turned by another angle for every slot. */
 bool policy_centers(const struct policy *p);
+/* The word of its precision, a constant. */
+const char *policy_precision(const struct policy *p);
 /* What K and V of a store are stored in: `shared`: of one that several layers read. */
 enum ops_kv_type policy_k_type(const struct policy *p, bool shared);
 enum ops_kv_type policy_v_type(const struct policy *p, bool shared);

@@ -252,8 +252,11 @@ static int check_select(const struct geometry *s, const struct policy *p, int32_
 }
 
 /* The plan has pages for the daemon's policies only. Says what this one's would have to hold. */
-static int refuse_pages(const struct policy *p, struct error *reterr)
+static int refuse_pages(const struct geometry *s, const struct policy *p, struct error *reterr)
 {
+    const char *own = policy_precision(&s->config.mix.part[0].policy);
+    /* what a text says that names none */
+    bool silent = strcmp(policy_precision(p), "f16") == 0 && strcmp(own, "f16") != 0;
     const char *keys = p->pos_new          ? " without positions (streaming, pos=new)"
                        : p->rank           ? " of a lower rank"
                        : policy_selects(p) ? " with this policy's copy of them to search in"
@@ -262,9 +265,11 @@ static int refuse_pages(const struct policy *p, struct error *reterr)
                                            : "";
 
     return error_set(reterr, -ENOMEM,
-                     "the plan has no pages with keys in %s%s and values in %s; start the daemon "
-                     "with --kv naming this policy",
-                     ops_kv_type_name(p->k_type), keys, ops_kv_type_name(p->v_type));
+                     "the plan has no pages with keys in %s%s and values in %s; %s%s%sstart the "
+                     "daemon with --kv naming this policy",
+                     ops_kv_type_name(p->k_type), keys, ops_kv_type_name(p->v_type),
+                     silent ? "name the daemon's precision, as in " : "", silent ? own : "",
+                     silent ? "+full, or " : "");
 }
 
 int kv_check(const struct cache *c, const struct policy *p, const struct geometry_text *text,
@@ -275,7 +280,7 @@ int kv_check(const struct cache *c, const struct policy *p, const struct geometr
     int v = geometry_variant(s, p);
 
     if (v < 0) {
-        return refuse_pages(p, reterr);
+        return refuse_pages(s, p, reterr);
     }
     if (p->chunk > s->config.max_chunk) {
         return error_set(reterr, -ENOMEM, "chunk=%d is more than the %d rows planned for", p->chunk,
