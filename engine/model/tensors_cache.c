@@ -65,6 +65,10 @@ static int find_centers(struct finder *f)
             continue;
         }
         r = tensors_find_one(f, &arch_layer_tensors[LT_CENTER], st->layer, false, &w[LT_CENTER]);
+        if (r < 0 && st->deep) { /* that layer of the base had other keys */
+            (void)error_prefix(f->reterr, "a calibration must be of the model with its SwiftKV "
+                                          "overlay (pipit-calibrate --overlay)");
+        }
         bool felt = m->h.attn_softcap > 0 || model_has_sinks(m);
 
         if (r > 0 && (w[LT_CENTER].n_cols != n || felt)) {

@@ -209,6 +209,10 @@ class Skew(unittest.TestCase):
         r = subprocess.run([*map(str, args + both)], capture_output=True, text=True)
         self.assertEqual(r.returncode, 2, r.stderr)
         self.assertIn("centers already", r.stderr)
+        mixed = ["--overlay", names["wide"], "--overlay", names["bare"], names["again"]]
+        r = subprocess.run([*map(str, args + mixed)], capture_output=True, text=True)
+        self.assertEqual(r.returncode, 6, r.stderr)
+        self.assertIn("with its SwiftKV overlay", r.stderr)
 
     def kvzip(self, ids, ask):
         """Of each layer: inputs of a text's tokens but its first four, and the scores that saying it again gives them."""
