@@ -51,6 +51,9 @@ struct batch {
     size_t max_line;
     struct out out;
     int code; /* of the first failure */
+    size_t n_failed;
+    size_t failed;   /* the first of them, */
+    char cause[200]; /* and its cause */
     int signal;
     int64_t deadline_ns;
     int64_t retry_until_ns;
@@ -245,6 +248,10 @@ static void write_ended(struct batch *b)
 
         json_batch(&b->out, b->c, &it->a, it->index, json_object_get(it->line, "custom_id"));
         b->code = b->code ? b->code : code;
+        if (it->a.error.code && b->n_failed++ == 0) {
+            b->failed = it->index;
+            (void)snprintf(b->cause, sizeof(b->cause), "%s", it->a.error.text);
+        }
         json_decref(it->line);
         answer_clear(&it->a);
         it->state = FREE;
@@ -426,6 +433,10 @@ int batch_run(struct settings *s, const struct option_list *words)
         code = EXIT_INTERNAL;
     }
     code = code ? code : run(b);
+    if (b->n_failed > 0 && !b->stop) { /* what reads stdout may look for texts alone */
+        say("%zu of %zu lines failed, the first is index %zu: %s", b->n_failed, b->first, b->failed,
+            b->cause);
+    }
     for (size_t i = b->first; i < b->next; i++) {
         pipit_request_destroy(item_of(b, i)->q);
         json_decref(item_of(b, i)->line);

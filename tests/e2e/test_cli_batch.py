@@ -68,6 +68,7 @@ class Batch(unittest.TestCase):
         for o, b in zip(got[::2], bad):
             self.assertTrue(o["error"]["text"], b)
         self.assertEqual(rc, 2, "the first failure's code")
+        self.assertIn(f"{len(bad)} of {len(got)} lines failed, the first is index 0: ", err)
 
     def test_bad_lines_alone(self):
         """Nothing runs that could wake it: the last line without its newline; more bad lines than the window holds."""
