@@ -360,8 +360,11 @@ void plan_print_table(const struct plan *p, FILE *out)
         print_advice(p->advice, out);
     }
     if (p->fits) {
-        fprintf(out, "context %d, sequences %d: fits; at most context %d or %d sequences\n", p->ctx,
-                p->n_seqs, p->max_ctx, p->max_sequences);
+        fprintf(
+            out,
+            "context %d, sequences %d: fits; at most a context of %d with as many sequences, or "
+            "%d sequences with this context\n",
+            p->ctx, p->n_seqs, p->max_ctx, p->max_sequences);
         if (p->ctx_is_cut) {
             fprintf(out,
                     "the model was trained on %d: the context is what %" PRIu64
