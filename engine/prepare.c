@@ -398,6 +398,8 @@ int prepared_plan(const struct prepared *p, struct backend *be, struct plan *ret
                 .sinks = model_has_sinks(p->model),
                 .alibi = p->model->h.alibi_max > 0,
                 .softcap = p->model->h.attn_softcap > 0,
+                .wide = p->model->h.wide,
+                .untapped = p->model->h.uneven || p->model->h.has_recurrent || p->model->h.q_gated,
                 .split = p->model->h.swift_layers < p->model->h.n_layers,
                 .shared = p->model->h.shared,
                 .keep_prefixes = p->config.keep_prefixes,

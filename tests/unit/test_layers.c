@@ -168,6 +168,10 @@ Test(layers, measured_needs_weights)
 
     cr_assert_eq(policy_check_host(&p, &h, &e), -ENOTSUP);
     cr_assert(strstr(e.text, "pipit-calibrate"), "%s", e.text);
+    h.softcap = true; /* which it refuses */
+    e.code = 0;
+    cr_assert_eq(policy_check_host(&p, &h, &e), -ENOTSUP);
+    cr_assert(strstr(e.text, "no tool measures them"), "%s", e.text);
     h.weighed = true;
     cr_assert_eq(policy_check_host(&p, &h, &e), 0);
 }

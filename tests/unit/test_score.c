@@ -101,6 +101,11 @@ Test(score, kvzap_needs_maps)
     h.no_surrogate = 3;
     cr_assert_eq(policy_check_host(&p, &h, &e), -ENOTSUP);
     cr_assert(strstr(e.text, "layer 3 has no map"), "%s", e.text);
+    cr_assert(strstr(e.text, "pipit-calibrate --scores"), "%s", e.text);
+    h.untapped = true;
+    e.code = 0;
+    cr_assert_eq(policy_check_host(&p, &h, &e), -ENOTSUP);
+    cr_assert(strstr(e.text, "no tool makes such maps"), "%s", e.text);
     h.no_surrogate = -1;
     h.split = true;
     e.code = 0;

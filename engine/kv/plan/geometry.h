@@ -60,6 +60,8 @@ struct geometry_config {
     bool split;                          /* it has SwiftKV's split */
     bool alibi;                          /* its attention has ALiBi */
     bool softcap;                        /* its attention caps logits */
+    bool wide;                           /* queries read a shared store by maps of their own */
+    bool untapped; /* layers differ in their heads, are recurrent or gated: no tool reads them */
     bool shared;                         /* layers read stores of layers long before them: no prompt
                                             is read layer by layer */
     const char *tier_dir;                /* where pool=disk has its file, or NULL */

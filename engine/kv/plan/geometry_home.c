@@ -20,6 +20,8 @@ static struct policy_host host_of(const struct geometry *s)
                             .split = s->config.split,
                             .alibi = s->config.alibi,
                             .softcap = s->config.softcap,
+                            .wide = s->config.wide,
+                            .untapped = s->config.untapped,
                             .stateful = s->n_states == s->config.n_stores,
                             .least_k_dim = INT32_MAX,
                             .no_part_keys = -1,

@@ -123,10 +123,11 @@ static int join(struct policy *p, char *what, size_t size)
 static int needs_part_keys(const struct policy_host *h, struct error *reterr)
 {
     if (h->no_part_keys >= 0) {
-        return error_set(reterr, -ENOTSUP,
-                         "infinigen: no overlay has blk.%d.attn_skew.weight; pipit-skew makes "
-                         "one of this model and its other overlays",
-                         h->no_part_keys);
+        return error_set(reterr, -ENOTSUP, "infinigen: no overlay has blk.%d.attn_skew.weight; %s",
+                         h->no_part_keys,
+                         h->untapped || h->wide
+                             ? "no tool makes one for a model of this kind"
+                             : "pipit-skew makes one of this model and its other overlays");
     }
     return h->part_keys ? 0
                         : error_set(reterr, -ENOTSUP,

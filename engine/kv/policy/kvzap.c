@@ -54,11 +54,12 @@ static int needs(const struct policy *p, const struct policy_host *h, struct err
                          "in a prompt");
     }
     return h->no_surrogate >= 0
-               ? error_set(
-                     reterr, -ENOTSUP,
-                     "kvzap: layer %d has no map from hidden states to scores; pipit-calibrate "
-                     "--scores makes an overlay of such maps",
-                     h->no_surrogate)
+               ? error_set(reterr, -ENOTSUP,
+                           "kvzap: layer %d has no map from hidden states to scores; %s",
+                           h->no_surrogate,
+                           h->untapped || h->softcap || h->alibi || h->sinks
+                               ? "no tool makes such maps for a model of this kind"
+                               : "pipit-calibrate --scores makes an overlay of such maps")
                : 0;
 }
 

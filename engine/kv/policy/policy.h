@@ -133,6 +133,8 @@ struct policy_host {
     bool split;           /* or at least SwiftKV's split */
     bool alibi;           /* attention's logits have a bias by distance, */
     bool softcap;         /* or are capped */
+    bool wide;            /* queries read a shared store by maps of their own */
+    bool untapped;        /* tools that run a text through a model take none like this */
     bool stateful;        /* no layer has keys and values: all are recurrent */
     int32_t least_k_dim;  /* of all stores */
     bool part_keys;       /* some store has what partial keys are made with, */

@@ -197,7 +197,10 @@ int policy_check_host(const struct policy *p, const struct policy_host *h, struc
     if (p->layers == POLICY_LAYERS_MEASURED && !h->weighed) {
         return error_set(reterr, -ENOTSUP,
                          "layers=measured: neither the model nor an overlay has weights of layers; "
-                         "pipit-calibrate makes such an overlay, layers=pyramid needs none");
+                         "%s, layers=pyramid needs none",
+                         h->untapped || h->softcap || h->sinks
+                             ? "no tool measures them in a model of this kind"
+                             : "pipit-calibrate makes such an overlay");
     }
     if (policy_divides_heads(p) && !h->ops->in_host) {
         return error_set(reterr, -ENOTSUP,
