@@ -23,6 +23,7 @@ class Answer:
         self.id, self.next_seq, self.epoch = os.urandom(16), 1, None
         self.request = pb.Request(id=self.id, progress=True)
         self.request.chat.messages.add(role=pb.Message.USER, content=prompt.encode())
+        self.request.chat.sampling.max_tokens = 512
 
     def send(self, **body):
         r = pb.Request(id=self.id if "resume" in body else os.urandom(16), **body)
