@@ -124,7 +124,7 @@ static void lost(int code)
 
 struct ends {
     int n_done, n_errors;
-    char text[256];
+    struct error error;
 };
 
 static void count_end(void *arg, const struct engine_event *ev)
@@ -135,7 +135,7 @@ static void count_end(void *arg, const struct engine_event *ev)
         ends->n_done++;
         ends->n_errors += ev->reason == ENGINE_ERROR;
         if (ev->reason == ENGINE_ERROR) {
-            (void)snprintf(ends->text, sizeof(ends->text), "%s", ev->error.text);
+            ends->error = ev->error;
         }
     }
 }
@@ -196,7 +196,8 @@ static void memory_later(const char *model, const char *kv)
         if (!e) {
             return;
         }
-        expect(three(e, 1, &ends) == 0 && ends.n_errors == 0, "%s: before: %s", kv, ends.text);
+        expect(three(e, 1, &ends) == 0 && ends.n_errors == 0, "%s: before: %s", kv,
+               ends.error.text);
         n += n < 150 ? 1 : 37;
         fake.log_clear();
         fake.fail(n, 2);
@@ -204,13 +205,14 @@ static void memory_later(const char *model, const char *kv)
         pending = fake.pending();
         fake.fail(0, 0);
         expect(ends.n_done == 3, "%s: call %d: %d of 3 end", kv, n, ends.n_done);
-        expect(ends.n_errors == 0 || strstr(ends.text, "memory"), "%s: \"%s\"", kv, ends.text);
+        expect(ends.n_errors == 0 || strstr(ends.error.text, "memory"), "%s: \"%s\"", kv,
+               ends.error.text);
         n_errors += ends.n_errors > 0;
         engine_counters(e, &c);
         expect(c.kv_bytes_used == 0, "%s: call %d: %llu bytes are still held", kv, n,
                (unsigned long long)c.kv_bytes_used);
         expect(three(e, 3, &ends) == 0 && ends.n_errors == 0 && ends.n_done == 3,
-               "%s: call %d: the next ones: %s", kv, n, ends.text);
+               "%s: call %d: the next ones: %s", kv, n, ends.error.text);
         fake.log_clear();
     }
     expect(n_errors > 10, "%s: %d errors", kv, n_errors);
