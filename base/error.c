@@ -63,6 +63,14 @@ void error_fit(char *to, size_t size, const char *from)
     }
 }
 
+void error_fit_format(char *to, size_t size, const char *fmt, va_list ap)
+{
+    char text[sizeof(((struct error *)NULL)->text)];
+
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    error_fit(to, size, text);
+}
+
 int error_prefix(struct error *e, const char *fmt, ...)
 {
     char old[sizeof(e->text)];

@@ -19,6 +19,7 @@
  *   -ECANCELED  somebody asked for the end
  *   -ENODEV     no device, or the device is lost */
 
+#include <stdarg.h>
 #include <stddef.h>
 
 #define WARN_UNUSED __attribute__((warn_unused_result))
@@ -38,6 +39,8 @@ int error_set_errno(struct error *e, int code, const char *fmt, ...) PRINTF_LIKE
 
 /* `from` in `size` bytes (at least 8): where it is longer, it ends behind a word, with "...". */
 void error_fit(char *to, size_t size, const char *from);
+/* The same of a format; it takes as much as struct error holds. */
+void error_fit_format(char *to, size_t size, const char *fmt, va_list ap) PRINTF_LIKE(3, 0);
 
 /* Puts "prefix: " before the text already in `e`; returns e's code. */
 int error_prefix(struct error *e, const char *fmt, ...) PRINTF_LIKE(2, 3);

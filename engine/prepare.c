@@ -399,7 +399,7 @@ int prepared_plan(const struct prepared *p, struct backend *be, struct plan *ret
                 .alibi = p->model->h.alibi_max > 0,
                 .softcap = p->model->h.attn_softcap > 0,
                 .wide = p->model->h.wide,
-                .untapped = p->model->h.uneven || p->model->h.has_recurrent || p->model->h.q_gated,
+                .untapped = model_untapped(p->model) != NULL,
                 .split = p->model->h.swift_layers < p->model->h.n_layers,
                 .shared = p->model->h.shared,
                 .keep_prefixes = p->config.keep_prefixes,

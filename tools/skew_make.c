@@ -48,12 +48,8 @@ int skew_open(const char *path, const struct option_list *overlays, struct skew_
     };
 
     e = e ? e : model_open(&source, &ret->model, reterr);
-    if (!e && ret->model->h.uneven) {
-        e = error_set(reterr, -ENOTSUP, "not offered for models whose layers have different heads");
-    }
-    if (!e && (ret->model->h.has_recurrent || ret->model->h.q_gated)) {
-        e = error_set(reterr, -ENOTSUP,
-                      "not offered for models whose layers are recurrent or gated");
+    if (!e && model_untapped(ret->model)) {
+        e = error_set(reterr, -ENOTSUP, "not offered for models %s", model_untapped(ret->model));
     }
     if (e) {
         skew_close(ret);

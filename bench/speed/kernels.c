@@ -13,12 +13,10 @@
 #include "kernels/cuda/bench.h"
 #include "kernels/module.h"
 
-enum { MOST = 128 };
-
 struct kernels {
     const struct cuda_bench *clock;
     FILE *out;
-    struct cuda_bench_time time[MOST];
+    struct cuda_bench_time time[CUDA_BENCH_TIMES];
 };
 
 int kernels_create(const char *path, struct kernels **ret, struct error *reterr)
@@ -85,7 +83,7 @@ int kernels_end(struct kernels *k, const char *label, struct error *reterr)
     if (r < 0) {
         return error_set_errno(reterr, r, "the times of kernels");
     }
-    while (n < MOST && k->clock->times_read(n, &k->time[n]) == 0) {
+    while (n < CUDA_BENCH_TIMES && k->clock->times_read(n, &k->time[n]) == 0) {
         n++;
     }
     qsort(k->time, (size_t)n, sizeof(k->time[0]), by_time);

@@ -130,6 +130,11 @@ int usage_error(const char *command, const char *fmt, ...) PRINTF_LIKE(2, 3);
 int report(const struct pipit_error *e);
 /* The same of an answer, of which something may have come. */
 int report_answer(const struct pipit_error *e, bool begun, const struct settings *s);
+/* Why the daemon has no model, or not the one that was asked for: "" if it says nothing. Valid
+ * until the client's next report. */
+const char *model_cause(struct pipit_client *c);
+/* Says that no model can be loaded, and why; EXIT_MODEL. */
+int report_model(struct pipit_client *c);
 int exit_of_code(uint32_t code);
 int exit_of_reason(uint32_t reason);
 /* A token's bytes in quotes, anything odd as \xNN. */

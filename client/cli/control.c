@@ -14,10 +14,10 @@ enum { LOOK_MS = 50 };
 /* A model is ready: is it the new one? Else what is told is why not. */
 static int reloaded(struct pipit_client *c)
 {
-    const struct pipit_report *rep;
+    const char *cause = model_cause(c);
 
-    if (pipit_client_report(c, &rep, NULL) == 0 && rep->cause[0]) {
-        say("%s", rep->cause);
+    if (cause[0]) {
+        say("%s", cause);
         return EXIT_MODEL;
     }
     return EXIT_OK;
@@ -42,12 +42,7 @@ static int look(struct pipit_client *c, bool reload, const struct pipit_info *be
         return -1;
     }
     if (info->state == PIPIT_STATE_FAILED) {
-        const struct pipit_report *rep;
-
-        r = pipit_client_report(c, &rep, NULL);
-        say("the model cannot be loaded: %s",
-            r == 0 && rep->cause[0] ? rep->cause : "the daemon's log says why");
-        return EXIT_MODEL;
+        return report_model(c);
     }
     return info->state == PIPIT_STATE_READY && info->model_epoch != before->model_epoch
                ? reloaded(c)

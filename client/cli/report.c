@@ -125,6 +125,21 @@ int report(const struct pipit_error *e)
     return report_in(e, NULL);
 }
 
+const char *model_cause(struct pipit_client *c)
+{
+    const struct pipit_report *rep;
+
+    return pipit_client_report(c, &rep, NULL) == 0 ? rep->cause : "";
+}
+
+int report_model(struct pipit_client *c)
+{
+    const char *cause = model_cause(c);
+
+    say("the model cannot be loaded: %s", cause[0] ? cause : "the daemon's log says why");
+    return EXIT_MODEL;
+}
+
 int report_answer(const struct pipit_error *e, bool begun, const struct settings *s)
 {
     if (begun && e->code == PIPIT_E_LOST) {

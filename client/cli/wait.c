@@ -106,7 +106,6 @@ static int look_for_failure(struct pipit_client *c, const struct timespec *start
 static int look(const struct settings *s, struct pipit_client *c, struct pipit_error *e)
 {
     const struct pipit_info *info = pipit_client_info(c);
-    const struct pipit_report *rep;
     int r = info ? pipit_client_ping(c, e) : -ENOTCONN;
 
     if (r < 0) {
@@ -132,10 +131,7 @@ static int look(const struct settings *s, struct pipit_client *c, struct pipit_e
     case PIPIT_STATE_READY:
         return EXIT_OK;
     case PIPIT_STATE_FAILED:
-        r = pipit_client_report(c, &rep, NULL);
-        say("the model cannot be loaded: %s",
-            r == 0 && rep->cause[0] ? rep->cause : "the daemon's log says why");
-        return EXIT_MODEL;
+        return report_model(c);
     default:
         e->code = 0; /* it answers: what is missing now is the model */
         return -1;

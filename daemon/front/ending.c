@@ -139,16 +139,14 @@ void ending_reason(struct front *f, struct request *r, uint32_t reason)
 
 void ending_error(struct front *f, struct request *r, uint32_t code, const char *fmt, ...)
 {
-    char text[sizeof(((struct error *)NULL)->text)];
     struct lane_record rec;
     va_list ap;
 
     lane_record_init(&rec, LANE_ERROR, NULL);
     rec.error.code = code;
     va_start(ap, fmt);
-    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    error_fit_format(rec.error.text, sizeof(rec.error.text), fmt, ap);
     va_end(ap);
-    error_fit(rec.error.text, sizeof(rec.error.text), text);
     ending_record(f, r, &rec);
 }
 

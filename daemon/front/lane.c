@@ -327,7 +327,6 @@ void lane_send(struct lane *l, const struct lane_record *r)
 void lane_send_error(struct lane *l, const uint8_t id[16], uint32_t code, uint32_t retry_after_ms,
                      const char *fmt, ...)
 {
-    char text[sizeof(((struct error *)NULL)->text)];
     struct lane_record r;
     va_list ap;
 
@@ -336,9 +335,8 @@ void lane_send_error(struct lane *l, const uint8_t id[16], uint32_t code, uint32
     r.error.code = code;
     r.error.retry_after_ms = retry_after_ms;
     va_start(ap, fmt);
-    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    error_fit_format(r.error.text, sizeof(r.error.text), fmt, ap);
     va_end(ap);
-    error_fit(r.error.text, sizeof(r.error.text), text);
     lane_send(l, &r);
 }
 

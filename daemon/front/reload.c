@@ -49,6 +49,7 @@ static void read_again(struct front *f, bool engine)
     struct config next;
     struct error e = {0};
     struct log_fields fields = {0};
+    bool other = false;
 
     if (engine && f->on_trial) { /* what no engine became ready under is not what to come back to */
         put_back(f);
@@ -58,17 +59,15 @@ static void read_again(struct front *f, bool engine)
         log_field(&fields, "PIPIT_REASON", "refused");
         log_write_fields(LOG_LEVEL_ERR, &fields,
                          "%s; ignoring it all, the old configuration stays in force", e.text);
-        config_clear(&next);
     } else {
-        bool other = engine && !config_same_engine(f->config, &next);
-
+        other = engine && !config_same_engine(f->config, &next);
         take(f, &next, engine);
-        f->on_trial = f->on_trial || other;
-        if (other) {
-            f->before = next;
-        } else {
-            config_clear(&next);
-        }
+    }
+    if (other) {
+        f->before = next;
+        f->on_trial = true;
+    } else {
+        config_clear(&next);
     }
     f->reload_cause[0] = '\0';
     front_read_persons(f);

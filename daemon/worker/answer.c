@@ -400,8 +400,7 @@ static void say_session(const struct job *j, struct lane_done *ret)
     ret->session = j->saved;
     ret->session_err = j->saved == LANE_SESSION_NOT_SAVED ? j->save_error.code : 0;
     ret->session_bytes = j->saved_bytes;
-    memcpy(ret->session_cause, j->save_error.text,
-           cut(j->save_error.text, strlen(j->save_error.text), sizeof(ret->session_cause) - 1));
+    error_fit(ret->session_cause, sizeof(ret->session_cause), j->save_error.text);
 }
 
 void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usage)

@@ -157,6 +157,15 @@ static inline bool model_has_sinks(const struct model *m)
     return (m->arch->required & LT_BIT(LT_SINKS)) != 0;
 }
 
+/* What keeps tools that run a text through a model (tools/skew_make.c) from those like it; NULL:
+ * nothing. */
+static inline const char *model_untapped(const struct model *m)
+{
+    return m->h.uneven                            ? "whose layers have different heads"
+           : m->h.has_recurrent || m->h.q_gated ? "whose layers are recurrent or gated"
+                                                  : NULL;
+}
+
 /* The weight, or NULL where the layer has none. */
 static inline const struct ops_weight *model_opt(const struct ops_weight *w)
 {

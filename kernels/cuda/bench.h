@@ -14,7 +14,9 @@ struct ops_weight;
 
 #define CUDA_BENCH_SYMBOL "pipit_cuda_bench"
 
-/* What launches of one kernel and grid took, all together. */
+enum { CUDA_BENCH_TIMES = 128 };
+
+/* What launches of one kernel and grid took, all together; of CUDA_BENCH_TIMES at most. */
 struct cuda_bench_time {
     const char *kernel; /* its name, the module's */
     uint32_t grid[3];   /* of cublasLt: rows and columns of the weight */

@@ -21,7 +21,6 @@ extern "C" {
 
 enum {
     EVENTS = 4096,
-    KERNELS = 128,    /* names */
     ALONE = 8,        /* events with nothing between them, for each hold */
     HOLD_ADDS = 8192, /* for each kernel to come: some 18 us */
     HOLD_MOST = 2048, /* kernels */
@@ -39,7 +38,7 @@ static struct {
         dim3 grid;
     } of[EVENTS];
     int n;
-    struct cuda_bench_time sum[KERNELS];
+    struct cuda_bench_time sum[CUDA_BENCH_TIMES];
     int n_sums;
 } times;
 
@@ -77,7 +76,7 @@ static struct cuda_bench_time *sum_of(const char *name, dim3 grid)
             return t;
         }
     }
-    if (times.n_sums == KERNELS) {
+    if (times.n_sums == CUDA_BENCH_TIMES) {
         return NULL;
     }
     times.sum[times.n_sums] = {name, {grid.x, grid.y, grid.z}, 0, 0};
@@ -107,7 +106,7 @@ static int collect(struct cuda *cu)
     return r;
 }
 
-static int record(struct cuda *cu, const char *name, dim3 grid)
+int cuda_times_note(struct cuda *cu, const char *name, dim3 grid)
 {
     cudaEvent_t *e = &times.event[times.n];
     int r = 0;
@@ -126,12 +125,7 @@ int cuda_times_ready(struct cuda *cu)
 {
     int r = times.n == EVENTS ? collect(cu) : 0;
 
-    return r < 0 || times.n > 0 ? r : record(cu, NULL, dim3());
-}
-
-int cuda_times_note(struct cuda *cu, const char *name, dim3 grid)
-{
-    return record(cu, name, grid);
+    return r < 0 || times.n > 0 ? r : cuda_times_note(cu, NULL, dim3());
 }
 
 int cuda_times_hold(struct cuda *cu, int32_t n)
@@ -141,6 +135,7 @@ int cuda_times_hold(struct cuda *cu, int32_t n)
     void *args[] = {&adds, &never};
     int r = collect(cu);
 
+    /* CUDA_LAUNCH would write it down behind what it is to run ahead of, and time it. */
     (void)&cuda_code_of<times_hold, false>::known;
     CUDA_KNOWN(times_hold);
     r = r < 0 ? r
@@ -148,9 +143,9 @@ int cuda_times_hold(struct cuda *cu, int32_t n)
                          cudaLaunchKernel(reinterpret_cast<const void *>(times_hold), dim3(1),
                                           dim3(1), args, 0, cu->stream),
                          "times_hold");
-    r = r < 0 ? r : record(cu, NULL, dim3());
+    r = r < 0 ? r : cuda_times_note(cu, NULL, dim3());
     for (int i = 0; i < ALONE && r == 0; i++) {
-        r = record(cu, nothing, dim3());
+        r = cuda_times_note(cu, nothing, dim3());
     }
     return r;
 }

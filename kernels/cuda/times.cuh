@@ -15,7 +15,8 @@ int cuda_times_hold(struct cuda *cu, int32_t n);
 /* A step begins. */
 void cuda_times_step(void);
 
-/* Ahead of a launch, and behind it. `name` lives as long as the module. */
+/* Ahead of a launch, and behind it. `name` lives as long as the module; NULL: what ran is counted
+ * for nobody. */
 int cuda_times_ready(struct cuda *cu);
 int cuda_times_note(struct cuda *cu, const char *name, dim3 grid);
 
