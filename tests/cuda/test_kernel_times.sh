@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # pipit-bench --kernels: every launch of a step is counted, by kernel and grid, whether it would have begun early,
-# gone beside others, or been part of a graph. Times are not looked at: the device is emulated.
+# gone beside others, or been part of a graph. Of times, on an emulated device, only that a kernel takes some.
 #
 #   test_kernel_times.sh PIPIT-BENCH MODULE MODEL-OF-SIX-LAYERS OVERLAY-WITH-SKEWS
 set -euo pipefail
@@ -45,6 +45,15 @@ expect "$dir/full.csv" decode sample_rows 1.0
 expect "$dir/full.csv" decode "an event alone" 8.0
 expect "$dir/full.csv" prefill prefill_mma 6.0
 expect "$dir/full.csv" prefill "an event alone" 8.0
+
+# KERNEL's time a launch, us
+takes() {
+    python3 -c '
+import csv, sys
+print(max(float(r["us_a_launch"]) for r in csv.DictReader(open(sys.argv[1])) if r["what"] == "decode" and r["kernel"].startswith(sys.argv[2])))' "$@"
+}
+awk -v kernel="$(takes "$dir/full.csv" decode_stream)" -v alone="$(takes "$dir/full.csv" 'an event alone')" \
+    'BEGIN { exit !(kernel > alone && kernel > 0) }' || { echo "attention takes no time" && cat "$dir/full.csv" && exit 1; }
 
 time_it "$dir/ahead.csv" --overlay "$skew" --kv f32+infinigen:share=50%,pool=host
 expect "$dir/ahead.csv" decode bring 4.0

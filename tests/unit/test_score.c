@@ -147,3 +147,36 @@ Test(score, engines_without_maps_do_not_start)
     cr_assert(strstr(e.text, "another base"), "%s", e.text);
     cr_assert_eq(start("kvzap:20", "cache_scores.gguf", "cache_model.gguf", &e), 0, "%s", e.text);
 }
+
+/* The remedy is named where there is one. */
+Test(score, no_tool_is_named_that_refuses_the_model)
+{
+    static const struct {
+        const char *model;
+        const char *kv;
+        const char *says;
+    } cases[] = {
+        {"arch_qwen35.gguf", "kvzap:20", "no tool makes such maps"},
+        {"arch_gemma4_dense.gguf", "kvzap:20", "no tool makes such maps"},
+        {"arch_lfm2.gguf", "h2o:20,layers=measured", "no tool measures them"},
+        {"arch_lfm2.gguf", "infinigen:count=9", "no tool makes one"},
+        {"arch_qwen2.gguf", "kvzap:20", "pipit-calibrate --scores"},
+        {"arch_qwen2.gguf", "h2o:20,layers=measured", "pipit-calibrate makes"},
+        {"arch_qwen2.gguf", "infinigen:count=9", "pipit-skew makes"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct engine_config config = {.model_path = run_data(cases[i].model),
+                                       .kv = cases[i].kv,
+                                       .backend = "cpu",
+                                       .ctx = 128,
+                                       .n_seqs = 1,
+                                       .n_threads = 1};
+        struct error e = {0};
+        struct engine *engine;
+
+        cr_assert_eq(engine_create(&config, NULL, NULL, &engine, &e), -ENOTSUP, "%s",
+                     cases[i].model);
+        cr_assert(strstr(e.text, cases[i].says), "%s: %s", cases[i].model, e.text);
+    }
+}
