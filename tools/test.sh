@@ -3,7 +3,7 @@
 # Installs what is missing, builds every configuration, runs all tests, and ends with one line:
 #   N passed, N failed, N skipped
 # Usage: tools/test.sh [--quick]      --quick: only the gcc configuration and the style checks
-# PIPIT_TURNS=1: TSan and the GPU's compiler on one half of the commits, AArch64 and CUDA in order on the other.
+# PIPIT_TURNS=1: a commit runs one third of what takes longest: TSan, the GPU's compiler, or AArch64 and CUDA in order.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -48,10 +48,10 @@ if [ -z "${PIPIT_PHASE:-}" ]; then
 fi
 export PIPIT_PHASE
 
-# With PIPIT_TURNS a commit runs one half of what takes longest, whichever its number's highest bit says: the lower
-# bits choose cases (tests/turn.h).
+# With PIPIT_TURNS a commit runs one third of what takes longest (0: TSan, 1: the GPU's compiler, 2: AArch64 and CUDA
+# in order), whichever its number's highest digit says: the lower ones choose cases (tests/turn.h).
 turn=
-[ -z "${PIPIT_TURNS:-}" ] || turn=$((PIPIT_PHASE >> 27 & 1))
+[ -z "${PIPIT_TURNS:-}" ] || turn=$(((PIPIT_PHASE >> 24) % 3))
 has_turn() { [ -z "$turn" ] || [ "$turn" -eq "$1" ]; }
 others_turn() {
     echo "SKIP    $1: the turn of other commits (PIPIT_TURNS)"
@@ -62,7 +62,7 @@ others_turn() {
 aarch64=
 installing=
 no_aarch64='PIPIT_AARCH64=1 lets this add the architecture arm64 to dpkg and install its libraries'
-if ! has_turn 1; then
+if ! has_turn 2; then
     : # others_turn says so
 elif [ -n "$quick" ] || [ "$(uname -m)" != x86_64 ]; then
     no_aarch64="cross-compiled on x86-64 only, this is $(uname -m)"
@@ -114,7 +114,7 @@ build_named() {
     local targets=() linker=()
     case $1 in
     # The host side of CUDA over a device that computes nothing: with sanitizers.
-    gcc) build gcc -Dgpu_archs="${cuda:+80}" -Dfake=false -Dorder="$(has_turn 1 && echo true || echo false)" ;;
+    gcc) build gcc -Dgpu_archs="${cuda:+80}" -Dfake=false -Dorder="$(has_turn 2 && echo true || echo false)" ;;
     # Another compiler finds other warnings and makes other code. Here with sanitizers, which it
     # compiles in less time.
     clang)
@@ -255,7 +255,7 @@ fi
 
 suites=()
 tsan=$(has_turn 0 && echo tsan)
-cuda=$(has_turn 0 && command -v nvcc >/dev/null && echo cuda)
+cuda=$(has_turn 1 && command -v nvcc >/dev/null && echo cuda)
 rm -f "$out"/*.built
 build_named gcc
 wait "$fetching"
@@ -274,7 +274,7 @@ if [ -z "$quick" ]; then
 
     # Another CPU, emulated: its kernels and a whole model, first with all that they know of, then on
     # one without dot products.
-    if ! has_turn 1; then
+    if ! has_turn 2; then
         others_turn "cuda-order, aarch64"
     elif [ -z "$aarch64" ]; then
         echo "SKIP    aarch64: $no_aarch64"
@@ -291,7 +291,7 @@ if [ -z "$quick" ]; then
 fi
 
 # One architecture shows whether the CUDA code compiles; its kernels ran above, emulated.
-if ! has_turn 0; then
+if ! has_turn 1; then
     others_turn cuda
 elif [ -n "$cuda" ]; then
     [ -f "$out/cuda.built" ] || [ -z "$ahead" ] || end_ahead
