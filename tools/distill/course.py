@@ -6,7 +6,7 @@ than the student at a quarter of the positions, runs once for all of them (its s
 come once, in another order a second time, and so on.
 
 Look-back texts (lookback.py) join the steps as further sequences of their own, `share` of all. They are taken at the answers'
-positions and as many others."""
+positions and some others."""
 
 import numpy as np
 import torch
@@ -35,11 +35,11 @@ def extra(step, batch, share):
     return int((step + 1) * each) - int(step * each)
 
 
-def asked(mask, seed, number, unit=32):
-    """Positions (ascending) whose next token is an answer's, by mask (s), and as many others; in whole `unit`s."""
+def asked(mask, seed, number, unit=32, others=1.0):
+    """Positions (ascending) whose next token is an answer's, by mask (s), and `others` times as many more; in whole `unit`s."""
     mask = np.asarray(mask)
     s, answers = len(mask), np.flatnonzero(mask)
     unit = unit if s % unit == 0 else 1
-    n = min(s, max(unit, -(-2 * len(answers) // unit) * unit))
-    others = np.random.default_rng([seed, number, s, 1]).permutation(np.flatnonzero(mask == 0))
-    return torch.from_numpy(np.sort(np.concatenate([answers, others[:n - len(answers)]])))
+    n = min(s, max(unit, -(-round((1 + others) * len(answers)) // unit) * unit))
+    more = np.random.default_rng([seed, number, s, 1]).permutation(np.flatnonzero(mask == 0))
+    return torch.from_numpy(np.sort(np.concatenate([answers, more[:n - len(answers)]])))

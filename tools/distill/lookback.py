@@ -7,9 +7,9 @@ the shards of make_data.py.
     train.py ... --look-back DIR2
 
 Forms: guests of a register, words of a glossary, pairs of a list, a notice once more, an order that goes on, constants of a program,
-numbers of five to nine digits that sentences in the text say of somebody; none is one of bench/quality's (a number hidden in prose and asked for; a paragraph that is begun again). Names and words are made
-from syllables. A document has LENGTH tokens, so that a context of as many is one document; the mask has the answers. The same
-options give the same bytes."""
+numbers of five to nine digits that sentences in the text say of somebody, alone or among others; none is one of bench/quality's
+(a number hidden in prose and asked for; a paragraph that is begun again). Names and words are made from syllables. A document has
+LENGTH tokens, so that a context of as many is one document; the mask has the answers. The same options give the same bytes."""
 
 import argparse
 import pathlib
@@ -40,6 +40,13 @@ class Words:
 
     def name(self):
         return self.word().capitalize()
+
+    def of(self, listed):
+        """One of these words, or a made one when all are used."""
+        left = [w for w in listed if w not in self.used]
+        word = self.rng.choice(left) if left else self.word()
+        self.used.add(word)
+        return word
 
 
 # Each: (what stands first, [(how it is asked for, the answer), ...])
@@ -89,16 +96,38 @@ SAID = [("{name} has ticket {n}.", "{name} shows the ticket", " {n}.\n"), ("Whoe
         ("In the ledger {name} stands under {n}.", "So the clerk looked up {name}, which is", " {n}.\n"),
         ("The crate for {name} weighs {n} grains.", "{name} paid by weight, for grains", " {n}.\n"),
         ("{name}, born in the parish, was given the mark {n}.",
-         "<|im_end|>\n<|im_start|>user\nWhich mark was given to {name}?<|im_end|>\n<|im_start|>assistant\nThe mark of {name} is", " {n}.")]
+         "<|im_end|>\n<|im_start|>user\nWhich mark was given to {name}?<|im_end|>\n<|im_start|>assistant\nThe mark of {name} is", " {n}."),
+        ("Postcode of {name}: {n}.",
+         "<|im_end|>\n<|im_start|>user\nI need the postcode of {name}.<|im_end|>\n<|im_start|>assistant\n", "The postcode of {name} is {n}."),
+        ("The drawer marked {name} opens by {n}, they say.",
+         "<|im_end|>\n<|im_start|>user\nBy which number does the drawer marked {name} open?<|im_end|>\n<|im_start|>assistant\n",
+         "The drawer marked {name} opens by {n}."),
+        ("On the lid of the {name} box was scratched {n}.", "What had been scratched on the {name} box was", " {n}.\n")]
+NOUNS = ("apple basket candy dragon engine feather garden hammer island jacket kettle ladder mirror needle oyster paddle quiver rabbit "
+         "scarf table umbrella violin wagon yarn zebra barrel cotton drum eagle flute goose helmet iron jewel kite lemon").split()
+
+
+def entry(rng, words):
+    """Who or what a number is of, and the number."""
+    name = words.name() if rng.random() < 0.5 else words.of(NOUNS)
+    return {"name": name, "n": "".join(rng.choices("0123456789", k=rng.randint(5, 9)))}
 
 
 def numbers(rng, words, _):
     first, asked, answer = rng.choice(SAID)
-    said = {"name": words.name(), "n": "".join(rng.choices("0123456789", k=rng.randint(5, 9)))}
+    said = entry(rng, words)
     return first.format(**said), [(asked.format(**said), answer.format(**said))]
 
 
-FORMS = register, glossary, pairs, notice, order, constants, numbers
+def ledger(rng, words, slice_of):
+    """Several of `numbers` by one sentence, with text between them: only the name tells them apart."""
+    said, asked, answer = rng.choice(SAID)
+    rows = [entry(rng, words) for _ in range(rng.randint(3, 5))]
+    first = [part for row in rows for part in (" " + said.format(**row) + " ", slice_of(rng.randint(8, 90)))]
+    return first, [(asked.format(**row), answer.format(**row)) for row in rng.sample(rows, rng.randint(2, len(rows)))]
+
+
+FORMS = register, glossary, pairs, notice, order, constants, numbers, ledger
 
 
 class Maker:
@@ -163,7 +192,7 @@ class Maker:
     def document(self):
         """`length` ids, the last one an end, and the answers' mask."""
         words, tasks = Words(self.rng), []
-        while sum(len(a) + len(b) for a, b, _ in tasks) < 0.4 * self.length:
+        while sum(len(a) + len(b) for a, b, _ in tasks) < 0.6 * self.length:
             made = self.task(words)
             if made:
                 tasks.append(made)

@@ -60,11 +60,14 @@ def options(argv=None):
                    "(\"384\"), whose division --start fit searches")
     p.add_argument("--states", type=pathlib.Path, help="folder where the teacher's split and last states are kept, 4 bytes a token and dim, "
                    "and read again in later epochs, which then cut the text at the same places; not with --hidden or another stage than full")
+    p.add_argument("--fill", action="store_true", help="with --states: do not train; keep the states of every second sequence, in the order in "
+                   "which a run of the same options takes them, which then finds them. For a second process beside it; SIGTERM ends it")
     p.add_argument("--visits", type=int, default=1, help="with --states and --share: how often a sequence comes, each time at other "
                    "positions, before the next ones do")
     p.add_argument("--look-back", type=pathlib.Path, help="folder of lookback.py, whose texts are --look-back-share of all sequences, for "
                    "one epoch of them")
     p.add_argument("--look-back-share", type=float, default=0.1)
+    p.add_argument("--look-back-others", type=float, default=1.0, help="positions of a look-back text beside its answers', as a share of these")
     p.add_argument("--outputs", action="store_true", help="train the deep layers' output projections too; the overlay brings them")
     p.add_argument("--start", choices=("mean", "fit"), default="mean",
                    help="mean: of a group's projections; fit: least squares from the teacher's states (fit.py)")
@@ -123,6 +126,8 @@ def options(argv=None):
         p.error("--states keeps what stage full without --hidden and --cache asks of the teacher")
     if not 0 < o.fall <= 1:
         p.error(f"--fall {o.fall}: more than 0, at most 1")
+    if o.fill and not o.states:
+        p.error("--fill: with --states, which it fills")
     if o.visits < 1 or (o.visits > 1 and not o.states):
         p.error("--visits: 1 or more, with --states")
     if o.look_back and (o.stage != "full" or o.loss != "kl" or o.hidden or o.cache != "none" or not 0 < o.look_back_share < 1):
@@ -377,7 +382,7 @@ class Run:
 
         def looked(i):
             tokens, mask = self.back.batch(i, 1, self.device)
-            total, parts = self.kept_losses(tokens, self.back_states, i, course.asked(mask[0].cpu(), o.seed, i).to(self.device))
+            total, parts = self.kept_losses(tokens, self.back_states, i, course.asked(mask[0].cpu(), o.seed, i, others=o.look_back_others).to(self.device))
             return total, {"kl_back": parts["kl"]}
         done = 0
         while done < o.batch:
@@ -435,6 +440,22 @@ class Run:
         self.sequences += o.batch
         sums["grad"] = norm
         return sums
+
+    def fill(self):
+        """What --fill says. Returns how many states it made."""
+        o, n, looked, made = self.o, self.sequences, self.looked, 0
+        every = max(1, round(o.batch * o.look_back_share / (1 - o.look_back_share))) if self.back else 0
+        ends = self.data.count(), self.back.count() if self.back else 0
+        while not self.asked and (n < ends[0] or looked < ends[1]):
+            for data, kept, first, end in ((self.data, self.states, n, min(n + o.batch, ends[0])),
+                                           (self.back, self.back_states, looked, min(looked + every, ends[1]))):
+                for i in range(first + first % 2, end, 2):
+                    if not self.asked and kept.read(kept.number(i)) is None:
+                        kept.get(self.frozen, data.batch(i, 1, self.device)[0][:, :-1], i)
+                        made += 1
+            n, looked = n + o.batch, looked + every
+        print(f"distill: --fill: the states of {made} sequences are kept", flush=True)
+        return made
 
     def done(self):
         o = self.o
@@ -511,7 +532,7 @@ def main():
     try:
         run = Run(o)
         signal.signal(signal.SIGTERM, lambda *_: setattr(run, "asked", True))
-        run.train()
+        run.fill() if o.fill else run.train()
     except KeyboardInterrupt:
         sys.exit("distill: interrupted; the last state stays")
 

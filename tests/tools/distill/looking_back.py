@@ -42,8 +42,8 @@ class LookBack(unittest.TestCase):
         return lookback.Maker(WordTokens(), [rng.integers(20000, 60000, 50000), rng.integers(20000, 60000, 100)], random.Random(seed), keep)
 
     def test_documents(self):
-        """Every answer stands word by word in the same document, `least` to `most` tokens before; the form is none that the
-        evaluation has; the same seed makes the same."""
+        """Three words in a row of every answer, or all of it, stand in the same document, `least` to `most` tokens before; the
+        form is none that the evaluation has; the same seed makes the same."""
         maker, again, answers = self.maker(3), self.maker(3), 0
         for _ in range(30):
             ids, mask = maker.document()
@@ -53,8 +53,8 @@ class LookBack(unittest.TestCase):
             cuts = np.flatnonzero(np.diff([0, *mask, 0]))
             for a, b in zip(cuts[::2], cuts[1::2]):
                 answer = ids[a:b - 1] if b - a > 1 else ids[a:b]  # its end may be another sign
-                key = max((answer[i:i + 3] for i in range(max(1, len(answer) - 2))), key=len)
-                found = [i for i in range(a) if ids[i:i + len(key)] == key]
+                keys = [answer[i:i + 3] for i in range(max(1, len(answer) - 2))]
+                found = [i for i in range(a) for key in keys if ids[i:i + len(key)] == key]
                 self.assertTrue(any(lookback.LEAST <= a - i <= lookback.MOST for i in found), (a, maker.tokens.decode(answer)))
                 answers += 1
             self.assertNotIn("magic", maker.tokens.decode(ids))
@@ -110,6 +110,7 @@ class Courses(unittest.TestCase):
         self.assertTrue({3, 70, 71, 200} <= set(at))
         mask[:150] = True
         self.assertEqual(course.asked(mask, 1, 5).tolist(), list(range(256)))
+        self.assertEqual(len(course.asked(mask, 1, 5, others=0.25)), 192)  # 151 answers, 38 others, in whole 32s
         self.assertEqual(len(course.asked(np.zeros(256, bool), 1, 5)), 32)
 
 
@@ -181,7 +182,12 @@ class LookBackRuns(Trained):
         self.assertLess(whole[-1]["lr"], whole[0]["lr"])
         self.assertEqual((self.folder / "one/done.bin").read_bytes().count(1), 3 * 8)
         self.assertEqual((self.folder / "one/look-back/done.bin").read_bytes().count(1), 5)
-        for bad in (["--visits", "2"], ["--look-back", "x", "--hidden", "1"], ["--fall", "0"]):
+        # a second process has made every second state: the same curve
+        self.assertIn("states of", self.train("fills", *args, *states("three"), "--fill"))
+        self.assertEqual(((self.folder / "three/look-back/done.bin").read_bytes() + b"\0" * 5)[:5].count(1), 3)
+        self.train("filled", *args, *states("three"))
+        self.assertEqual([line["kl"] for line in whole], [line["kl"] for line in self.log("filled")])
+        for bad in (["--visits", "2"], ["--look-back", "x", "--hidden", "1"], ["--fall", "0"], ["--fill"]):
             with self.assertRaises(SystemExit), unittest.mock.patch("sys.stderr"):
                 self.options("bad", "--split", "2", "--steps", "1", *bad)
 

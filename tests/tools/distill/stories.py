@@ -97,7 +97,8 @@ class Trained(WithStories):
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             try:
-                train.Run(self.options(name, *args)).train()
+                run = train.Run(self.options(name, *args))
+                run.fill() if run.o.fill else run.train()
                 self.assertEqual(code, 0)
             except SystemExit as e:
                 self.assertEqual(code, 1, e)
