@@ -127,6 +127,19 @@ def ledger(rng, words, slice_of):
     return first, [(asked.format(**row), answer.format(**row)) for row in rng.sample(rows, rng.randint(2, len(rows)))]
 
 
+# Of a chat: what a text says somewhere, how it is asked for behind the text, the answer.
+TOLD = [("{name} has ticket {n}.", "Which ticket has {name}?", "{name} has ticket {n}."),
+        ("Whoever wants {name} calls {n}.", "What does one call who wants {name}?", "Whoever wants {name} calls {n}."),
+        ("In the ledger {name} stands under {n}.", "Under what does {name} stand in the ledger?", "In the ledger {name} stands under {n}."),
+        ("The crate for {name} weighs {n} grains.", "How many grains does the crate for {name} weigh?", "The crate for {name} weighs {n} grains."),
+        ("{name} was given the mark {n}.", "Which mark was given to {name}?", "{name} was given the mark {n}."),
+        ("The postcode of {name} is {n}.", "I need the postcode of {name} from this text.", "The postcode of {name} is {n}."),
+        ("The drawer marked {name} opens by {n}.", "By what does the drawer marked {name} open?", "The drawer marked {name} opens by {n}."),
+        ("The account of {name} holds {n} coins.", "How many coins are in the account of {name}?", "The account of {name} holds {n} coins.")]
+TASKS = ["", "Read this text. A question about it follows.\n\n", "Here is a text, and below it what I want to know of it.\n\n",
+         "Answer the question at the end by what the text says.\n\n", "I am looking for something that is said in the middle of this:\n\n"]
+ASKED = ["{q}", "According to the text: {q}", "Question: {q}", "Now tell me from the text above: {q}"]
+
 FORMS = register, glossary, pairs, notice, order, constants, numbers, ledger
 
 
@@ -203,6 +216,27 @@ class Maker:
             mask += [0] * fill + its_mask
         return ids, mask
 
+    def chat(self):
+        """The same of a chat in the model's template: a text in which two to eight of TOLD are said, by the same words half of the time,
+        then questions about it, a turn each."""
+        words, rng, told = Words(self.rng), self.rng, self.rng.sample(TOLD, len(TOLD))
+        same = rng.random() < 0.5
+        facts = [(told[0 if same else i], entry(rng, words)) for i in range(rng.randint(2, 8))]
+        head = self.ids(f"<|im_start|>system\n{make_data.SYSTEM}<|im_end|>\n<|im_start|>user\n{rng.choice(TASKS)}")
+        tail, mask = [], []
+        for i, ((_, q, a), row) in enumerate(rng.sample(facts, len(facts))):
+            asked = rng.choice(ASKED).format(q=q.format(**row))
+            asked = self.ids(("<|im_start|>user\n" if i else "\n\n") + asked + "<|im_end|>\n<|im_start|>assistant\n")
+            answer = self.ids(a.format(**row) + "<|im_end|>")
+            end = self.ids("\n")
+            tail, mask = tail + asked + answer + end, mask + [0] * len(asked) + [1] * len(answer) + [0] * len(end)
+        said = [self.ids(" " + first.format(**row)) for (first, _, _), row in facts]
+        text = self.slice_of(self.length - 1 - len(head) - len(tail) - sum(map(len, said)))
+        cuts = sorted(rng.randint(0, max(0, len(text) - self.least)) for _ in said)
+        parts = [text[a:b] + (said[i] if i < len(said) else []) for i, (a, b) in enumerate(zip([0, *cuts], [*cuts, len(text)]))]
+        ids = head + [i for part in parts for i in part] + tail + [self.tokens.end]
+        return ids, [0] * (len(ids) - len(mask) - 1) + mask + [0]
+
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -213,6 +247,7 @@ def main():
     p.add_argument("--avoid", nargs="*", default=[])
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--forms", nargs="*", choices=[f.__name__ for f in FORMS], help="these alone; a form named twice comes twice as often")
+    p.add_argument("--chats", type=float, default=0.0, help="share of documents that are a chat: a text and questions about it")
     p.add_argument("--length", type=int, default=LENGTH, help="of a document, in tokens")
     p.add_argument("--least", type=int, default=LEAST, help="tokens between what is said and where it is asked for")
     a = p.parse_args()
@@ -223,7 +258,7 @@ def main():
     shard, n = make_data.Shard(a.out, "lookback", masked=True), 0
     answers = 0
     for _ in range(max(1, a.tokens // a.length)):
-        ids, mask = maker.document()
+        ids, mask = maker.chat() if maker.rng.random() < a.chats else maker.document()
         shard.add(ids, mask)
         n, answers = n + 1, answers + int(np.sum(mask))
     shard.add([maker.tokens.end], [0])  # what the last one's last token predicts

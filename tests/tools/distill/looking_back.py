@@ -60,6 +60,22 @@ class LookBack(unittest.TestCase):
             self.assertNotIn("magic", maker.tokens.decode(ids))
         self.assertGreater(answers, 100)
 
+    def test_chats(self):
+        """Every answer of a chat is a sentence of its text, `least` tokens or more before the first question."""
+        maker = self.maker(3)
+        for _ in range(30):
+            ids, mask = maker.chat()
+            self.assertEqual((len(ids), len(mask), ids[-1], mask[-1]), (lookback.LENGTH, lookback.LENGTH, 0, 0))
+            text, *turns = maker.tokens.decode(ids).split("<|im_end|>\n<|im_start|>assistant\n")
+            self.assertEqual(text.count("<|im_start|>"), 2)
+            ends = [i for i in np.flatnonzero(mask) if not mask[i - 1]]
+            self.assertEqual(len(ends), len(turns))
+            for turn in turns:
+                said = turn.split(".<|im_end|>")[0]
+                self.assertIn(said, text)
+                self.assertGreater(ends[0] - len(maker.tokens.encode([text[:text.index(said)]])[0]), lookback.LEAST)
+            self.assertNotIn("magic", text)
+
     def test_overlaps(self):
         """A text with eight words in a row of an evaluation text is not made."""
         keep = make_data.Filter([])
