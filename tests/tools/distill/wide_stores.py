@@ -10,6 +10,7 @@ from stories import CTX, STORIES, Trained, engine
 import data
 import fit
 import loss
+import mean
 import model
 import overlay
 import states
@@ -56,6 +57,32 @@ class WideStores(Trained):
         for group in ((2, 2), (0, 3), (3, 1, -1)):
             with self.assertRaisesRegex(SystemExit, "not sizes whose sum is 3"):
                 wide.Wide(self.frozen, 2, group, DIMS)
+
+    def test_mean(self):
+        """Every weight lies where --share says; other shapes and other frequencies are refused."""
+        paths = [str(self.folder / f"{n}.gguf") for n in ("earlier", "later", "mean")]
+        both = [self.random(2, 3), self.random(2, 3)]
+        with torch.no_grad():
+            for p in both[1].parameters():
+                p.add_(1)
+        for s, path in zip(both, paths):
+            overlay.write(path, s, "F32", notes={"pipit.distill.tokens": 7 if s is both[1] else 5})
+        args = ["--model", str(STORIES), "--overlay", *paths[:2], "--quant", "F32", "--out", paths[2], "--share"]
+        mean.main([*args, "0.25"])
+        found = wide.Wide(self.frozen, 2, 3, DIMS)
+        overlay.load(paths[2], found)
+        for (name, p), first in zip(found.named_parameters(), both[0].parameters()):
+            self.assertLess((p - first - 0.25).abs().max().item(), 1e-5, name)
+        self.assertEqual(int(overlay.shape(paths[2])[2].fields["pipit.distill.tokens"].contents()), 7)
+        both[1].freqs.add_(0.5)
+        overlay.write(paths[1], both[1], "F32")
+        with self.assertRaisesRegex(SystemExit, "differs in freqs"):
+            mean.main([*args, "0.25"])
+        overlay.write(paths[1], self.random(2, (1, 2)), "F32")
+        with self.assertRaisesRegex(SystemExit, "split, groups, dims and outputs"):
+            mean.main([*args, "0.25"])
+        with self.assertRaises(SystemExit), unittest.mock.patch("sys.stderr"):
+            mean.main([*args, "2"])
 
     def test_rows_are_those_of_all(self):
         s, at = self.random(2, 3), torch.tensor([1, 5, 30, 62])
