@@ -17,6 +17,7 @@ int run_threads =
 bool run_keep_prefixes;
 
 int32_t run_draft;
+uint32_t run_cpu_mask = UINT32_MAX;
 
 int32_t run_gap_target_ms;
 
@@ -62,6 +63,7 @@ struct engine *run_engine_overlay(const char *model, const char *overlay, const 
     c.kv = kv;
     c.keep_prefixes = run_keep_prefixes;
     c.n_draft = run_draft;
+    c.cpu_mask = run_cpu_mask;
     c.gap_target_ms = run_gap_target_ms;
     c.tier_dir = "/tmp";
     c.tier_calls = run_tier_calls;

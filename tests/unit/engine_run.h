@@ -33,6 +33,10 @@ extern int run_threads;
  * many, where it does not keep logits. */
 extern int32_t run_draft;
 
+/* The CPU's flags; set to ~AMX by tests that compare backends closely: its products round to bf16.
+ */
+extern uint32_t run_cpu_mask;
+
 /* What their steps with prompts may take beside others; 0, twice a plain step, unless changed. */
 extern int32_t run_gap_target_ms;
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cpu.h"
 #include "engine/kv/plan/plan.h"
 #include "gguf/gguf.h"
 #include "kernels/kv_code.h"
@@ -226,6 +227,7 @@ static int open_overlaid(const struct base *base, float diagonal, float beside, 
     overlays[n++] = overlay;
 
     struct engine_config config = {.model_path = path,
+                                   .cpu_mask = run_cpu_mask,
                                    .overlay_paths = overlays,
                                    .n_overlays = n,
                                    .kv = kv,
@@ -275,6 +277,7 @@ Test(carry, an_overlay_brings_it)
     static const char *const backends[] = {"ref", "cpu"};
     struct run with[2];
 
+    run_cpu_mask = ~(uint32_t)CPU_AMX_BF16;
     for (int b = 0; b < 2; b++) {
         struct engine *bare = run_engine("arch_qwen2.gguf", backends[b], 128, 1, "fp8");
         struct error err = {0};

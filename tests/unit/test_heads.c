@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "base/rng.h"
 #include "engine/kv/policy/place.h"
 #include "engine/kv/seq/snapshot.h"
@@ -293,6 +294,8 @@ Test(heads, take_the_bytes_of_equal_ones)
 Test(heads, as_the_reference)
 {
     int32_t ids[N_PROMPT];
+
+    run_cpu_mask = ~(uint32_t)CPU_AMX_BF16;
 
     for (int i = 0; i < N_KV; i++) {
         struct engine *e[] = {run_engine("stories260K.gguf", "ref", CTX, 1, kv[i]),
