@@ -442,7 +442,7 @@ class Run:
         return sums
 
     def fill(self):
-        """What --fill says. Returns how many states it made."""
+        """What --fill says."""
         o, n, looked, made = self.o, self.sequences, self.looked, 0
         every = max(1, round(o.batch * o.look_back_share / (1 - o.look_back_share))) if self.back else 0
         ends = self.data.count(), self.back.count() if self.back else 0
@@ -455,7 +455,6 @@ class Run:
                         made += 1
             n, looked = n + o.batch, looked + every
         print(f"distill: --fill: the states of {made} sequences are kept", flush=True)
-        return made
 
     def done(self):
         o = self.o

@@ -42,8 +42,8 @@ class LookBack(unittest.TestCase):
         return lookback.Maker(WordTokens(), [rng.integers(20000, 60000, 50000), rng.integers(20000, 60000, 100)], random.Random(seed), keep)
 
     def test_documents(self):
-        """Three words in a row of every answer, or all of it, stand in the same document, `least` to `most` tokens before; the
-        form is none that the evaluation has; the same seed makes the same."""
+        """The number of every answer, or its first words where it has none, stands in the same document, `least` to `most`
+        tokens before; the form is none that the evaluation has; the same seed makes the same."""
         maker, again, answers = self.maker(3), self.maker(3), 0
         for _ in range(30):
             ids, mask = maker.document()
@@ -53,8 +53,9 @@ class LookBack(unittest.TestCase):
             cuts = np.flatnonzero(np.diff([0, *mask, 0]))
             for a, b in zip(cuts[::2], cuts[1::2]):
                 answer = ids[a:b - 1] if b - a > 1 else ids[a:b]  # its end may be another sign
-                keys = [answer[i:i + 3] for i in range(max(1, len(answer) - 2))]
-                found = [i for i in range(a) for key in keys if ids[i:i + len(key)] == key]
+                number = re.search(r"\d+", maker.tokens.decode(answer))
+                key = maker.tokens.encode([number.group()])[0] if number else answer[:3]
+                found = [i for i in range(a) if ids[i:i + len(key)] == key]
                 self.assertTrue(any(lookback.LEAST <= a - i <= lookback.MOST for i in found), (a, maker.tokens.decode(answer)))
                 answers += 1
             self.assertNotIn("magic", maker.tokens.decode(ids))
