@@ -41,17 +41,12 @@ def students(o, frozen):
     shapes, out = set(), {}
     for item in o.overlay:
         name, path = item.split("=", 1)
-        split, group, reader = overlay.shape(path)
-        rows = next(t for t in reader.tensors if t.name.endswith(f"{split}.attn_k_swiftkv.weight")).shape[1]
-        heads = int(rows) // frozen.w.dim
+        (split, group, heads, *_), student, _ = wide.opened(path, frozen)
         if (split, group, heads) not in shapes and not o.skip_untrained:
             label = "untrained" if not shapes else f"untrained-{split}-{group}-{heads}"
             out[label] = model.Student(frozen, split, group, heads)
             shapes.add((split, group, heads))
-        outputs, dims = overlay.has_outputs(path, reader), overlay.wide_dims(reader)
-        out[name] = wide.Wide(frozen, split, group, dims, outputs=outputs) if dims else \
-            model.Student(frozen, split, group, heads, outputs=outputs)
-        overlay.load(path, out[name])
+        out[name] = student
     return out
 
 

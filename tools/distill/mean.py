@@ -17,13 +17,7 @@ import weights
 import wide
 
 
-def student_of(path, frozen):
-    split, group, fields = overlay.shape(path)
-    dims, outputs = overlay.wide_dims(fields), overlay.has_outputs(path, fields)
-    ret = wide.Wide(frozen, split, group, dims, outputs=outputs) if dims else model.Student(frozen, split, group, outputs=outputs)
-    overlay.load(path, ret)
-    notes = {k: fields.fields[k].contents() for k in ("general.license", "pipit.distill.tokens", "pipit.distill.stage") if k in fields.fields}
-    return (split, group, dims, outputs), ret, notes
+NOTES = "general.license", "pipit.distill.tokens", "pipit.distill.stage"
 
 
 def main(argv=None):
@@ -37,9 +31,9 @@ def main(argv=None):
     if not 0 <= o.share <= 1:
         p.error(f"--share {o.share}: 0 to 1")
     frozen = model.Frozen(weights.read(o.model), torch.device("cpu"), torch.float32)
-    (shape, first, _), (other, later, notes) = (student_of(path, frozen) for path in o.overlay)
+    (shape, first, _), (other, later, reader) = (wide.opened(path, frozen) for path in o.overlay)
     if shape != other:
-        raise SystemExit(f"distill: {o.overlay[0]} has split, groups, dims and outputs {shape}, {o.overlay[1]} has {other}")
+        raise SystemExit(f"distill: {o.overlay[0]} has split, groups, heads, dims and outputs {shape}, {o.overlay[1]} has {other}")
     state, more = first.state_dict(), later.state_dict()
     different = [k for k, v in first.named_buffers() if not torch.equal(v, more[k])] if set(state) == set(more) else ["tensors"]
     if different:
@@ -47,7 +41,7 @@ def main(argv=None):
     with torch.no_grad():
         for a, b in zip(first.parameters(), later.parameters()):
             a.lerp_(b, o.share)
-    overlay.write(o.out, first, o.quant, notes=notes)
+    overlay.write(o.out, first, o.quant, notes={k: reader.fields[k].contents() for k in NOTES if k in reader.fields})
 
 
 if __name__ == "__main__":

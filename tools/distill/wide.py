@@ -29,6 +29,7 @@ import layers
 import loss
 import model
 import ops
+import overlay
 
 NEAR = 900
 SHARES = (0.25, 0.33, 0.42, 0.5, 0.67)  # of the dims that are K's
@@ -124,6 +125,17 @@ class Wide(model.Student):
             return last, None if teacher is None else error
         states = self.run(x, at)
         return states[-1], None if teacher is None else loss.relative(states[1:], teacher[1:])
+
+
+def opened(path, frozen):
+    """((split, group, heads of the narrow stores, dims of the wide ones, whether it has outputs), its Student, its reader) of an
+    overlay file."""
+    split, group, reader = overlay.shape(path)
+    rows = next(t for t in reader.tensors if t.name.endswith(f"{split}.attn_k_swiftkv.weight")).shape[1]
+    heads, dims, outputs = int(rows) // frozen.w.dim, overlay.wide_dims(reader), overlay.has_outputs(path, reader)
+    ret = Wide(frozen, split, group, dims, outputs=outputs) if dims else model.Student(frozen, split, group, heads, outputs=outputs)
+    overlay.load(path, ret)
+    return (split, group, heads, dims, outputs), ret, reader
 
 
 class WideFit(fit.Fit):

@@ -79,7 +79,7 @@ class WideStores(Trained):
         with self.assertRaisesRegex(SystemExit, "differs in freqs"):
             mean.main([*args, "0.25"])
         overlay.write(paths[1], self.random(2, (1, 2)), "F32")
-        with self.assertRaisesRegex(SystemExit, "split, groups, dims and outputs"):
+        with self.assertRaisesRegex(SystemExit, "split, groups, heads, dims and outputs"):
             mean.main([*args, "0.25"])
         with self.assertRaises(SystemExit), unittest.mock.patch("sys.stderr"):
             mean.main([*args, "2"])
