@@ -4,6 +4,7 @@
 
 #include "tests/kernels/check.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -354,6 +355,17 @@ static bool describes(const struct check *c, const char *kernel)
 bool check_has_tiles(const struct check *c)
 {
     return describes(c, " tile_mul");
+}
+
+bool check_has_tiles_of(const struct check *c, enum dtype type)
+{
+    char kernel[32];
+
+    snprintf(kernel, sizeof(kernel), " tile_%s_", dtype_info(type)->name);
+    for (char *p = kernel; *p; p++) {
+        *p = (char)tolower((unsigned char)*p);
+    }
+    return describes(c, kernel);
 }
 
 bool check_has_unpacked(const struct check *c)

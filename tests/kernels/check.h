@@ -101,8 +101,10 @@ bool check_call(struct check *c);
 void check_clear(struct check *c);
 void check_fail(struct check *c, const char *fmt, ...) PRINTF_LIKE(2, 3);
 void check_require(int r, const char *what);
-/* Does the backend under test multiply rows of class prefill as tiles of bf16? */
+/* Does the backend under test multiply rows of class prefill as tiles of bf16? And by weights of
+ * this type? */
 bool check_has_tiles(const struct check *c);
+bool check_has_tiles_of(const struct check *c, enum dtype type);
 /* Does it multiply all of them by quantised weights rounded to bf16 (a GPU, by cublasLt)? */
 bool check_has_unpacked(const struct check *c);
 /* Does it multiply prefill attention in the cache's 16 bits (a GPU)? */

@@ -504,9 +504,10 @@ static void compare(struct check *c, const struct shape *s, struct inputs *in)
     const struct tolerance *exact = large ? &tol_attention_large : &tol_attention;
     const struct tolerance *rough = large ? &tol_attention_bf16_large : &tol_attention_bf16;
     const bool fp8 = s->l.k_type == OPS_KV_FP8 || s->l.v_type == OPS_KV_FP8;
+    const bool half = fp8 && check_has_half(c);
     const struct tolerance *decode =
-        large                                          ? exact
-        : fp8 && check_has_half(c)                     ? &tol_attention_half
+        large                                          ? half ? &tol_attention_half_large : exact
+        : half                                         ? &tol_attention_half
         : s->l.v_type == OPS_KV_G4 && check_has_mma(c) ? &tol_attention_levels
         : check_has_int_keys(c, s->l.k_type) || check_has_int_values(c, s->l.v_type)
             ? &tol_attention_15
@@ -525,7 +526,7 @@ static void compare(struct check *c, const struct shape *s, struct inputs *in)
         check_rows(c, "scores", (const void *)score->out[1], (const void *)score->out[0],
                    s->l.n_groups, in->kv[i].cap, in->kv[i].cap,
                    tiles && i >= 2            ? rough
-                   : large                    ? &tol_attention_large
+                   : large                    ? i < 2 ? decode : exact
                    : i < 2 && decode != exact ? &tol_score_half
                                               : &tol_score);
     }

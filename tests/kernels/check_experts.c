@@ -371,7 +371,7 @@ static void against_reference(struct check *c, const struct shape *s, const stru
         int32_t from = class ? s->n_decode : 0;
         int32_t n = class ? s->n - s->n_decode : s->n_decode;
         bool exact = dtype_info(s->type)->block_len == 1 && !(s->options & MIXED);
-        bool tiles = class && s->type != DTYPE_F32 && check_has_tiles(c);
+        bool tiles = class && check_has_tiles_of(c, s->type);
         bool half =
             class && exact && s->type != DTYPE_F32 && s->options & SHARED && check_has_mma(c);
         bool pieces = s->type == DTYPE_BF16 && check_has_mma(c);

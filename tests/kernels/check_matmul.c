@@ -99,14 +99,13 @@ static bool is_cuda(const struct check *c)
     return strcmp(c->sides[1]->ops->name, "cuda") == 0;
 }
 
-/* Does this row meet weights rounded to bf16? A GPU's quantised ones, a CPU's of all types but
- * those that have no tiles (kernels/cpu/matmul_tiles.c). */
+/* Does this row meet weights rounded to bf16? A GPU's quantised ones, a CPU's of types that have
+ * tiles. */
 static bool is_tile_row(const struct check *c, const struct shape *s, int32_t i)
 {
-    bool tiles = check_has_tiles(c) && s->type != DTYPE_Q2_K && s->type != DTYPE_Q3_K;
-
-    return i >= s->n_decode && s->type != DTYPE_F32 && !(s->options & HEAD) &&
-           (tiles || (dtype_info(s->type)->block_len > 1 && check_has_unpacked(c)));
+    return i >= s->n_decode && !(s->options & HEAD) &&
+           (check_has_tiles_of(c, s->type) ||
+            (dtype_info(s->type)->block_len > 1 && check_has_unpacked(c)));
 }
 
 /* Row i of x as a matmul on tiles sees it, else as a quantised one does: int8 by blocks of 32. */
