@@ -29,6 +29,7 @@ choice   answers to be scored, a line for each: {"query", "choices", "gold"}, or
          where the continuation is scored behind each context.
 word     the last words of texts: {"context", "continuation"}
          Of both, the shots, drawn from the same file, are the prompt, the same for all; what is asked follows as "given".
+         With --shots 0 it is the prompt.
 """
 
 import argparse
@@ -176,8 +177,8 @@ def choice(o, rng):
     shots = "\n\n".join("".join(asked(lines[i])[lines[i].get("gold", 0)]) for i in order[:o.shots])
     for i in order[o.shots:o.shots + o.cases]:
         for k, (given, scored) in enumerate(asked(lines[i])):
-            yield {"id": f"{o.task}-{i}-{k}", "prompt": shots, "given": "\n\n" + given, "scored": scored,
-                   "gold": lines[i].get("gold", 0)}
+            prompt, given = (shots, "\n\n" + given) if shots else (given, "")
+            yield {"id": f"{o.task}-{i}-{k}", "prompt": prompt, "given": given, "scored": scored, "gold": lines[i].get("gold", 0)}
 
 
 word = choice

@@ -202,6 +202,11 @@ class Lines(Folder):
                 self.assertRegex(lines[0]["prompt"], r"^y\d z\n\ny\d z$")
             else:
                 self.assertEqual(lines[0]["given"] + lines[0]["scored"], f"\n\nw{i} v")
+                out = io.StringIO()
+                make_prompts.main([task, "--tasks", self.path(name), "--cases", "4", "--shots", "0"], out)
+                line = json.loads(out.getvalue().splitlines()[0])
+                self.assertRegex(line["prompt"], r"^w\d$")  # without shots it is the prompt: an empty one is refused
+                self.assertEqual(line["given"], "")
 
 
 class Run(Folder):

@@ -37,12 +37,12 @@ QUALITY = pathlib.Path(__file__).resolve().parents[2] / "bench" / "quality"
 
 
 def students(o, frozen):
-    """name -> Student; the untrained one first."""
+    """name -> Student; the untrained one first, of shapes that averaging projections can make (wide stores are fitted)."""
     shapes, out = set(), {}
     for item in o.overlay:
         name, path = item.split("=", 1)
-        (split, group, heads, *_), student, _ = wide.opened(path, frozen)
-        if (split, group, heads) not in shapes and not o.skip_untrained:
+        (split, group, heads, dims, _), student, _ = wide.opened(path, frozen)
+        if not dims and (split, group, heads) not in shapes and not o.skip_untrained:
             label = "untrained" if not shapes else f"untrained-{split}-{group}-{heads}"
             out[label] = model.Student(frozen, split, group, heads)
             shapes.add((split, group, heads))

@@ -184,12 +184,9 @@ def main():
     if o.threads:
         torch.set_num_threads(o.threads)
     ops.use("torch")
-    split, group, fields = overlay.shape(o.overlay)
-    dims = overlay.wide_dims(fields)
+    (split, *_, dims, _), student, _ = wide.opened(o.overlay, model.Frozen(weights.read(o.model), torch.device("cpu"), torch.float32))
     if not dims:
         raise SystemExit(f"distill: {o.overlay} has no wide stores")
-    student = wide.Wide(model.Frozen(weights.read(o.model), torch.device("cpu"), torch.float32), split, group, dims)
-    overlay.load(o.overlay, student)
     heads = sorted(tuple(map(int, h.split("."))) for h in o.heads)
     bad = [h for h in heads if not (split <= h[0] < student.frozen.w.n_layers and 0 <= h[1] < student.frozen.w.n_heads)]
     if bad:

@@ -446,13 +446,14 @@ class Run:
         o, n, looked, made = self.o, self.sequences, self.looked, 0
         every = max(1, round(o.batch * o.look_back_share / (1 - o.look_back_share))) if self.back else 0
         ends = self.data.count(), self.back.count() if self.back else 0
-        while not self.asked and (n < ends[0] or looked < ends[1]):
+        full = lambda: self.states.full or (self.back and self.back_states.full)
+        while not self.asked and not full() and (n < ends[0] or looked < ends[1]):
             for data, kept, first, end in ((self.data, self.states, n, min(n + o.batch, ends[0])),
                                            (self.back, self.back_states, looked, min(looked + every, ends[1]))):
                 for i in range(first + first % 2, end, 2):
-                    if not self.asked and kept.read(kept.number(i)) is None:
+                    if not self.asked and not full() and kept.read(kept.number(i)) is None:
                         kept.get(self.frozen, data.batch(i, 1, self.device)[0][:, :-1], i)
-                        made += 1
+                        made += not kept.full
             n, looked = n + o.batch, looked + every
         print(f"distill: --fill: the states of {made} sequences are kept", flush=True)
 

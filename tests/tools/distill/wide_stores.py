@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wide stores: students against the C engine, their closed forms, runs, and the teacher's states on disk."""
 
+import argparse
 import errno
 import unittest.mock
 
@@ -8,6 +9,7 @@ import torch
 
 from stories import CTX, STORIES, Trained, engine
 import data
+import evaluate
 import fit
 import loss
 import mean
@@ -84,6 +86,14 @@ class WideStores(Trained):
         with self.assertRaises(SystemExit), unittest.mock.patch("sys.stderr"):
             mean.main([*args, "2"])
 
+    def test_evaluated(self):
+        """Averaged projections make no untrained wide store; of narrow ones they do."""
+        wide_path, narrow = str(self.folder / "wide.gguf"), str(self.folder / "narrow.gguf")
+        overlay.write(wide_path, self.random(2, 3), "F32")
+        overlay.write(narrow, model.Student(self.frozen, 2, 3), "F32")
+        o = argparse.Namespace(overlay=[f"w={wide_path}", f"n={narrow}"], skip_untrained=False)
+        self.assertEqual(list(evaluate.students(o, self.frozen)), ["w", "untrained", "n"])
+
     def test_rows_are_those_of_all(self):
         s, at = self.random(2, 3), torch.tensor([1, 5, 30, 62])
         with torch.no_grad():
@@ -153,4 +163,7 @@ class WideStores(Trained):
             a = fresh.get(self.frozen, tokens[:, :-1], 1)
         self.assertTrue(fresh.full)
         self.assertTrue(torch.equal(a[0], fresh.get(self.frozen, tokens[:, :-1], 1)[0]))
+        with unittest.mock.patch.object(states.os, "pwrite", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+            said = self.train("s3", *args[:-4], "--states", str(self.folder / "filled"), "--steps", "3", "--fill")
+        self.assertIn("the states of 0 sequences are kept", said)
         self.assertLess(loss.relative([a[0]], [x]).item(), 1e-4)
