@@ -44,6 +44,20 @@ static void put_back(struct front *f)
     reload_settle(f);
 }
 
+/* What changes at once while an engine is on trial stays when the configuration before comes back.
+ */
+static void keep_live(struct front *f)
+{
+    struct config again;
+    struct error e = {0};
+    char waiting[256];
+
+    if (config_reload(f->config, &again, &e) == 0) {
+        config_apply(&f->before, &again, false, waiting, sizeof(waiting));
+    }
+    config_clear(&again);
+}
+
 static void read_again(struct front *f, bool engine)
 {
     struct config next;
@@ -62,6 +76,9 @@ static void read_again(struct front *f, bool engine)
     } else {
         other = engine && !config_same_engine(f->config, &next);
         take(f, &next, engine);
+        if (f->on_trial) {
+            keep_live(f);
+        }
     }
     if (other) {
         f->before = next;

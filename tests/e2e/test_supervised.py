@@ -4,6 +4,7 @@
 beforehand and handed over by name, readiness, reload, signs of life, and its store of file descriptors, by
 which the requests of a daemon that was killed reach the next. What only a booted systemd can
 show (units, sandbox, restarts) is tests/e2e/booted.sh."""
+import contextlib
 import os
 import shutil
 import signal
@@ -16,8 +17,8 @@ import time
 import unittest
 
 from daemon import HOOKED
-from lane import (ACCEPTED, ALT, CONTROL, DONE, DRAIN, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, STATUS, T_PROMPT, T_SESSION, TOKEN, Lane,
-                  Refused, item, order, prompt, sampling, text_of)
+from lane import (ACCEPTED, ALT, CONTROL, DONE, DRAIN, ERROR, F_REPLAYED, F_SESSION, RELOAD, S_IGNORE_END, STATES, STATUS, T_PROMPT, T_SESSION,
+                  TOKEN, Lane, Refused, item, order, prompt, sampling, text_of)
 
 try:
     from zclient import Client
@@ -233,6 +234,38 @@ class Reload(Base):
         self.assertIn("conf:7: stall-timeout", text)
         self.assertIn("0.1..3600", text)
         self.assertIn("old configuration stays", text)
+
+    def test_live_settings_read_during_a_trial(self):
+        """The model before comes back, and with it not what was read since."""
+        for _ in range(20):
+            first = self.engine_of(self.pid)
+            self.configure(max_queue=5, model=os.path.join(self.folder, "late.gguf"))
+            self.lane.send(CONTROL, struct.pack("<II", RELOAD, 0))
+            engine, end = first, time.monotonic() + WAIT
+            while engine == first and time.monotonic() < end:
+                with contextlib.suppress(IndexError):
+                    engine = self.engine_of(self.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(engine, signal.SIGSTOP)
+            self.configure(max_queue=0, model=os.path.join(self.folder, "late.gguf"))
+            self.reload()
+            still = STATES[self.lane.status().state] != "ready"
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(engine, signal.SIGCONT)
+            self.lane.wait_ready(WAIT)
+            if still:
+                break
+            self.configure(max_queue=64)  # it was too quick
+            self.reload()
+        self.assertTrue(still)
+        first = self.lane.request(prompt(b"Once upon a time", 200))
+        other = Lane(self.folder)
+        answer = list(other.events(other.request(prompt(b"There", 4))))[-1]
+        self.assertEqual(answer.code, "BUSY", answer)
+        self.lane.cancel(first)
+        list(self.lane.events(first))
+        other.close()
+        self.assertIn("loading the one before again", self.lines())
 
     def test_status_of_a_drain_counts_no_requests(self):
         """Everybody may ask systemd for it."""
