@@ -20,6 +20,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from daemon import Daemon  # noqa: E402
 
 ASKED = {"kv_share": 0.135, "prefill_ratio": 0.55}
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+SPECIAL = {"<|im_start|>": 1, "<|im_end|>": 2}  # SmolLM2's
 CHAT = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -80,11 +82,19 @@ def ratios(seconds):
     return {"median": round(statistics.median(pairs), 3), "least": round(min(pairs), 3), "most": round(max(pairs), 3)}
 
 
+def chat(c, ask):
+    """Tokens of a question in the template. tokenize() takes "<|im_start|>" for text: that none can write a turn by it."""
+    parts = re.split(r"(<\|im_start\|>|<\|im_end\|>)", CHAT.format(SYSTEM, ask))
+    return [i for part in parts if part for i in ([SPECIAL[part]] if part in SPECIAL else c.tokenize(part))]
+
+
 def answers(o, base, served):
     lines = (o.data / "tasks/mt_bench.jsonl").read_text().splitlines()[:o.answers]
     for seed, line in enumerate(lines):
         ask = json.loads(line)["turns"][0]
-        prompt = base.tokenize(CHAT.format(SYSTEM, ask))
+        prompt = chat(base, ask)
+        by_template = base.generate([{"role": "user", "content": ask}], max_tokens=1).done.n_prompt
+        assert by_template == len(prompt), f"the model's template makes {by_template} tokens of it, not {len(prompt)}"
         row = {"ask": ask}
         for name, c in (("base", base), ("served", served)):
             a = c.generate(prompt, temperature=0.7, top_p=0.95, seed=seed, max_tokens=o.new)
