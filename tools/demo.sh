@@ -79,7 +79,7 @@ fi
 echo "demo: asking $(basename "$model"): $prompt" >&2
 pipit "${ask[@]}" "$prompt" </dev/null # a pipe there would be read as part of the prompt
 if [ -n "$swiftkv" ]; then
-    echo "demo: 4718, hidden in 3,500 characters, is asked for (seven digits come right in half of the cases)" >&2
+    echo "demo: 4718, hidden in 3,500 characters, is asked for (seven digits come right in six cases of ten)" >&2
     text=$(grep -v '^    \||' ARCHITECTURE.md | tr -s '`#*[]-' ' ' | head -c 3500)
     before=${text:0:1200}
     {
