@@ -60,7 +60,7 @@ static void uncount(void *p)
 {
     struct asked a;
 
-    if (p) {
+    if (p && malloc_usable_size(p) >= sizeof(a)) { /* else the C library's, by a sanitizer */
         memcpy(&a, end_of(p), sizeof(a));
         atomic_fetch_sub(&heap, a.sign == sign_of(p) ? (int64_t)a.size : 0);
     }
@@ -84,7 +84,9 @@ void *__wrap_realloc(void *p, size_t size)
 
 void *__wrap_aligned_alloc(size_t alignment, size_t size)
 {
-    return count(__real_aligned_alloc(alignment, size + sizeof(struct asked)), size);
+    size_t room = alignment > sizeof(struct asked) ? alignment : sizeof(struct asked);
+
+    return count(__real_aligned_alloc(alignment, size + room), size);
 }
 
 void __wrap_free(void *p)
