@@ -44,7 +44,7 @@ static void put_back(struct front *f)
     reload_settle(f);
 }
 
-/* What changes at once while an engine is on trial stays when the configuration before comes back.
+/* An engine is on trial: what counts at once is to stay, should the configuration before come back.
  */
 static void keep_live(struct front *f)
 {

@@ -163,7 +163,9 @@ class WideStores(Trained):
             a = fresh.get(self.frozen, tokens[:, :-1], 1)
         self.assertTrue(fresh.full)
         self.assertTrue(torch.equal(a[0], fresh.get(self.frozen, tokens[:, :-1], 1)[0]))
-        with unittest.mock.patch.object(states.os, "pwrite", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+        with unittest.mock.patch.object(states.os, "pwrite", side_effect=OSError(errno.ENOSPC, "No space left on device")), \
+                unittest.mock.patch.object(states.States, "get", autospec=True, side_effect=states.States.get) as got:
             said = self.train("s3", *args[:-4], "--states", str(self.folder / "filled"), "--steps", "3", "--fill")
         self.assertIn("the states of 0 sequences are kept", said)
+        self.assertEqual(got.call_count, 1, "what cannot be kept is not computed")
         self.assertLess(loss.relative([a[0]], [x]).item(), 1e-4)
