@@ -8,10 +8,10 @@
  *
  * A row's bits: its own products against whole steps of slots, in order; slots it does not see
  * weigh exactly 0, so a step that is left out, or cut short after the last slot that a row sees,
- * changes nothing. The cache's values are rounded to bf16 (8 bits; bf16, fp8 and int8 codes are
- * exact), and so are queries and weights: models trained in bf16 meet nothing coarser than what
- * they were trained with. An f32 cache, softcap, ALiBi and pos=new go the way of
- * attention_prefill.c in f32.
+ * changes nothing. The cache's values are rounded to bf16 (bf16, fp8 and int8 codes are exact, a
+ * value of four bits is rounded with its scale), and so are queries and weights: models trained in
+ * bf16 meet nothing coarser than what they were trained with. An f32 cache, GGUF's blocks, softcap,
+ * ALiBi and pos=new go the way of attention_prefill.c in f32.
  *
  * Observation takes the weights of the same softmax. */
 
@@ -24,11 +24,15 @@
 
 enum { STEP_PAGES = TILE_KEYS / OPS_PAGE_SLOTS };
 
+static bool has_tiles(enum ops_kv_type type)
+{
+    return type == OPS_KV_G4 || (type != OPS_KV_F32 && !kv_page_by_slot(type));
+}
+
 bool att_tiles_serve(const struct att_unit *u)
 {
     return u->cpu->table.tile_qk && u->p->softcap == 0 && u->p->alibi_max == 0 &&
-           !u->l->k_unrotated && !att_in_blocks(u->l) && u->l->k_type != OPS_KV_F32 &&
-           u->l->v_type != OPS_KV_F32;
+           !u->l->k_unrotated && has_tiles(u->l->k_type) && has_tiles(u->l->v_type);
 }
 
 int32_t att_tiles_rows(const struct att_unit *u)
@@ -136,6 +140,7 @@ static void load_keys(const struct att_unit *u, const struct step *s, int32_t k_
         struct cpu_tile_kv t = {
             .type = u->l->k_type,
             .src = kv_page_k(u->l, kv_page_of(&u->seq->kv, u->group, s->slot0 + i), k_head),
+            .turned = kv_page_by_slot(u->l->k_type),
             .n_rows = u->l->k_dim,
             .n_valid = u->l->k_dim,
             .n_cols = OPS_PAGE_SLOTS,

@@ -51,6 +51,52 @@ UNROLL_INLINE __m512i pair_kv(enum ops_kv_type type, const uint8_t *p, size_t i,
     return amx_pair(load_kv(type, p, i), odd ? load_kv(type, p, i + ld) : _mm512_setzero_ps(), il);
 }
 
+UNROLL_INLINE void load_g4(const uint8_t *block, __m512 *ret_low, __m512 *ret_high)
+{
+    uint16_t half;
+
+    memcpy(&half, block, sizeof(half));
+    __m512 scale = _mm512_set1_ps(half_f16_to_f32(half));
+
+    *ret_low = _mm512_mul_ps(scale, lf_of_g4(block + sizeof(half), false));
+    *ret_high = _mm512_mul_ps(scale, lf_of_g4(block + sizeof(half), true));
+}
+
+/* Sixteen rows of sixteen 32-bit values become columns. */
+UNROLL_INLINE void turn_16(__m512i x[16])
+{
+    __m512i y[16];
+
+    UNROLL_LOOP
+    for (int i = 0; i < 16; i += 2) { /* y[i]: 0 and 1 of each four, y[i + 1]: 2 and 3 */
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    UNROLL_LOOP
+    for (int i = 0; i < 16; i += 4) { /* x[i + j]: of rows i to i + 3 value j of each four */
+        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+    }
+    UNROLL_LOOP
+    for (int j = 0; j < 4; j++) { /* quarters q of x[j], x[4 + j], ... are column 4 q + j */
+        __m512i a = _mm512_shuffle_i32x4(x[j], x[4 + j], 0x44);
+        __m512i b = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0x44);
+        __m512i c = _mm512_shuffle_i32x4(x[j], x[4 + j], 0xee);
+        __m512i d = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0xee);
+
+        y[j] = _mm512_shuffle_i32x4(a, b, 0x88);
+        y[4 + j] = _mm512_shuffle_i32x4(a, b, 0xdd);
+        y[8 + j] = _mm512_shuffle_i32x4(c, d, 0x88);
+        y[12 + j] = _mm512_shuffle_i32x4(c, d, 0xdd);
+    }
+    UNROLL_LOOP
+    for (int i = 0; i < 16; i++) {
+        x[i] = y[i];
+    }
+}
+
 UNROLL_INLINE void kv_tiles(enum ops_kv_type type, const struct cpu_tile_kv *t)
 {
     const __m512i il = amx_interleave();
@@ -77,9 +123,83 @@ UNROLL_INLINE void kv_tiles(enum ops_kv_type type, const struct cpu_tile_kv *t)
     }
 }
 
+/* A slot's block of 32 dims, scaled, as bf16 in order. */
+static inline __m512i block_g4(const uint8_t *block)
+{
+    __m512 low;
+    __m512 high;
+
+    load_g4(block, &low, &high);
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
+/* V: a block is 16 columns of two tiles. */
+static void kv_tiles_g4(const struct cpu_tile_kv *t)
+{
+    const __m512i il = amx_interleave();
+    const size_t ld = (size_t)(t->n_cols / GAUSS4_BLOCK) * sizeof(struct gauss4_block);
+    const uint8_t *src = t->src;
+
+    for (int32_t row = 0; row < t->n_rows; row += 2, src += 2 * ld) {
+        uint16_t *to = t->dst + (size_t)(row / TILE_COLS) * t->row_step + row % TILE_COLS * 16;
+        const uint8_t *block = src;
+
+        for (int32_t c = 0; c < t->n_cols; c += GAUSS4_BLOCK) {
+            __m512 v[2][2] = {{_mm512_setzero_ps(), _mm512_setzero_ps()},
+                              {_mm512_setzero_ps(), _mm512_setzero_ps()}};
+
+            if (row < t->n_valid) {
+                load_g4(block, &v[0][0], &v[0][1]);
+            }
+            if (row + 1 < t->n_valid) {
+                load_g4(block + ld, &v[1][0], &v[1][1]);
+            }
+            _mm512_storeu_si512(to, amx_pair(v[0][0], v[1][0], il));
+            _mm512_storeu_si512(to + TILE_ELEMENTS, amx_pair(v[0][1], v[1][1], il));
+            to += t->pair_step;
+            block += sizeof(struct gauss4_block);
+        }
+    }
+}
+
+/* K, whose slots lie one after another: pairs of dims of 16 slots, turned, are a tile's rows. */
+static void kv_tiles_turned_g4(const struct cpu_tile_kv *t)
+{
+    const size_t ld = (size_t)(t->n_rows / GAUSS4_BLOCK) * sizeof(struct gauss4_block);
+
+    for (int32_t c = 0; c < t->n_cols; c += 16) {
+        const uint8_t *src = (const uint8_t *)t->src + (size_t)c * ld;
+        uint16_t *to =
+            t->dst + (size_t)(c / 32) * t->pair_step + (size_t)(c / 16 % 2) * TILE_ELEMENTS;
+
+        for (int32_t r = 0; r < t->n_rows; r += TILE_COLS) {
+            __m512i x[16];
+
+            UNROLL_LOOP
+            for (int i = 0; i < 16; i++) {
+                x[i] = block_g4(src + (size_t)i * ld);
+            }
+            turn_16(x);
+            UNROLL_LOOP
+            for (int i = 0; i < 16; i++) {
+                _mm512_storeu_si512(to + 32 * i, x[i]);
+            }
+            src += sizeof(struct gauss4_block);
+            to += t->row_step;
+        }
+    }
+}
+
 static void tile_kv_amx(const struct cpu_tile_kv *t)
 {
     switch (t->type) {
+    case OPS_KV_G4:
+        if (t->turned) {
+            kv_tiles_turned_g4(t);
+        } else {
+            kv_tiles_g4(t);
+        }
+        break;
     case OPS_KV_F16:
         kv_tiles(OPS_KV_F16, t);
         break;
