@@ -18,10 +18,15 @@ static inline int32_t hadamard_block(int32_t n)
     return n & -n;
 }
 
+static inline float hadamard_scale(int32_t block)
+{
+    return 1.0f / sqrtf((float)block);
+}
+
 static inline void hadamard_head(float *x, int32_t n)
 {
     const int32_t block = hadamard_block(n);
-    const float scale = 1.0f / sqrtf((float)block);
+    const float scale = hadamard_scale(block);
 
     for (int32_t half = block / 2; half > 0; half /= 2) {
         for (int32_t at = 0; at < n; at += 2 * half) {

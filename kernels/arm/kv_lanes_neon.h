@@ -80,7 +80,11 @@ LANES_INLINE float32x4_t neon_select_f(int32x4_t mask, float32x4_t x, float32x4_
 LANES_INLINE int32x4_t neon_select_i(int32x4_t mask, int32x4_t x, int32x4_t y) { return vbslq_s32(vreinterpretq_u32_s32(mask), x, y); }
 LANES_INLINE lf lf_select(li mask, lf x, lf y) { return (lf)LANES_3(neon_select_f, mask, x, y); }
 LANES_INLINE li li_select(li mask, li x, li y) { return (li)LANES_3(neon_select_i, mask, x, y); }
-LANES_INLINE lf lf_swap_pairs(lf x) { return (lf)LANES_1(vrev64q_f32, x); }
+LANES_INLINE lf lf_swap_1(lf x) { return (lf)LANES_1(vrev64q_f32, x); }
+LANES_INLINE float32x4_t neon_swap_2(float32x4_t x) { return vextq_f32(x, x, 2); }
+LANES_INLINE lf lf_swap_2(lf x) { return (lf)LANES_1(neon_swap_2, x); }
+LANES_INLINE lf lf_swap_4(lf x) { return (lf){x.b, x.a, x.d, x.c}; }
+LANES_INLINE lf lf_swap_8(lf x) { return (lf){x.c, x.d, x.a, x.b}; }
 LANES_INLINE float lf_max_of(lf x) { return vmaxnmvq_f32(neon_max(neon_max(x.a, x.b), neon_max(x.c, x.d))); }
 /* clang-format on */
 

@@ -9,7 +9,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/hadamard.h"
 #include "kernels/noise.h"
 
 #define LOG2_E 1.44269504f
@@ -207,6 +206,7 @@ static bool valid(const struct cpu *cpu, const struct ops_attention *p)
 enum { TURN_ROWS = 16 };
 
 struct turn {
+    const struct cpu *cpu;
     const struct ops_attention *p;
     struct pool_counter next;
 };
@@ -226,9 +226,9 @@ static void turn_rows(void *arg, int tid, int n_threads)
                 s++;
             }
             for (int32_t h = 0; h < p->n_q && s->kv.v_hadamard; h++) {
-                hadamard_head(p->out + (size_t)i * (size_t)p->ldo +
-                                  (size_t)h * (size_t)s->kv.layout->v_dim,
-                              s->kv.layout->v_dim);
+                turn->cpu->table.kv_hadamard(p->out + (size_t)i * (size_t)p->ldo +
+                                                 (size_t)h * (size_t)s->kv.layout->v_dim,
+                                             s->kv.layout->v_dim);
             }
         }
     }
@@ -236,7 +236,7 @@ static void turn_rows(void *arg, int tid, int n_threads)
 
 static void turn_back(const struct cpu *cpu, const struct ops_attention *p)
 {
-    struct turn turn = {.p = p};
+    struct turn turn = {.cpu = cpu, .p = p};
     bool any = false;
 
     for (int32_t i = 0; i < p->n_seqs; i++) {

@@ -14,7 +14,6 @@
 #include <string.h>
 
 #include "kernels/cpu/kv.h"
-#include "kernels/hadamard.h"
 #include "kernels/kv_code.h"
 #include "quant/half.h"
 
@@ -67,10 +66,10 @@ static void bare_query(const struct job *j, int32_t i, int32_t head, float *scra
     memcpy(to, p->q + row * (size_t)p->ldq + (size_t)(head * dim), (size_t)dim * sizeof(*to));
     memset(to + dim, 0, (size_t)(expect_padded(dim) - dim) * sizeof(*to));
     if (j->kv->k_hadamard) {
-        hadamard_head(to, dim);
+        j->cpu->table.kv_hadamard(to, dim);
     }
-    for (int32_t d = 0; balance && d < dim; d++) {
-        to[d] *= balance[d];
+    if (balance) {
+        j->cpu->table.kv_times(to, balance, dim);
     }
     if (!j->turns) {
         return;

@@ -66,8 +66,11 @@ LANES_INLINE uint32_t li_mask(li a)
     }
     return bits;
 }
-/* lanes 1, 0, 3, 2, ... */
-LANES_INLINE lf lf_swap_pairs(lf a) { LANES_EACH(lf, a.v[i ^ 1]); }
+/* lane i is lane i ^ 1, 2, 4, 8 of a */
+LANES_INLINE lf lf_swap_1(lf a) { LANES_EACH(lf, a.v[i ^ 1]); }
+LANES_INLINE lf lf_swap_2(lf a) { LANES_EACH(lf, a.v[i ^ 2]); }
+LANES_INLINE lf lf_swap_4(lf a) { LANES_EACH(lf, a.v[i ^ 4]); }
+LANES_INLINE lf lf_swap_8(lf a) { LANES_EACH(lf, a.v[i ^ 8]); }
 LANES_INLINE float lf_max_of(lf a)
 {
     float m = a.v[0];

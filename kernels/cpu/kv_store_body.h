@@ -2,13 +2,15 @@
 #ifndef PIPIT_KERNELS_CPU_KV_STORE_BODY_H
 #define PIPIT_KERNELS_CPU_KV_STORE_BODY_H
 
-/* Writing the cache, over the lanes (see kv_body.h): rotation of a head, and conversion of a head
- * to its type. The same bits as the definitions (kernels/ref/rope.c, kernels/kv_code.h): products
- * and sums of the rotation are rounded one by one, the codes are those of quant/fp8.h. */
+/* Writing the cache, over the lanes (see kv_body.h): rotation and transform of a head, and its
+ * conversion to its type. The same bits as the definitions (kernels/ref/rope.c,
+ * kernels/hadamard.h, kernels/kv_code.h): products and sums are rounded one by one, the codes are
+ * those of quant/fp8.h. */
 
 #include <math.h>
 
 #include "kernels/cpu/table.h"
+#include "kernels/hadamard.h"
 #include "quant/half.h"
 
 static void LANES_FN(rope_norm)(float *x, const float *cos, const float *sin, int32_t n_dims)
@@ -19,7 +21,7 @@ static void LANES_FN(rope_norm)(float *x, const float *cos, const float *sin, in
         lf v = lf_load(x + i);
 
         lf_store(x + i, lf_add(lf_mul(v, lf_load(cos + i)),
-                               lf_mul(lf_swap_pairs(v), lf_load(sin + i))));
+                               lf_mul(lf_swap_1(v), lf_load(sin + i))));
     }
     for (; i < n_dims; i += 2) {
         float a = x[i];
@@ -51,6 +53,70 @@ static void LANES_FN(rope_neox)(float *x, const float *cos, const float *sin, in
         x[i + half] = b * cos[i + half] + a * sin[i + half];
     }
 }
+
+/* Sum and difference of each two lanes, `swapped` being x with them swapped; `odd` has the sign bit
+ * in the lanes that are a pair's second. */
+LANES_INLINE lf kv_butterfly(lf x, lf swapped, li odd)
+{
+    return lf_add(swapped, lf_bits(li_xor(li_bits(x), odd)));
+}
+
+/* Heads whose blocks are shorter than a vector go by the definition. */
+static void LANES_FN(kv_hadamard)(float *x, int32_t n)
+{
+    static const int32_t s = INT32_MIN;
+    static const int32_t signs[4][16] = {
+        {0, s, 0, s, 0, s, 0, s, 0, s, 0, s, 0, s, 0, s},
+        {0, 0, s, s, 0, 0, s, s, 0, 0, s, s, 0, 0, s, s},
+        {0, 0, 0, 0, s, s, s, s, 0, 0, 0, 0, s, s, s, s},
+        {0, 0, 0, 0, 0, 0, 0, 0, s, s, s, s, s, s, s, s},
+    };
+    const int32_t block = hadamard_block(n);
+    const lf scale = lf_set1(hadamard_scale(block));
+
+    if (block < 16) {
+        hadamard_head(x, n);
+        return;
+    }
+    for (int32_t half = block / 2; half >= 16; half /= 2) {
+        for (int32_t at = 0; at < n; at += 2 * half) {
+            for (int32_t i = at; i < at + half; i += 16) {
+                lf a = lf_load(x + i);
+                lf b = lf_load(x + i + half);
+
+                lf_store(x + i, lf_add(a, b));
+                lf_store(x + i + half, lf_sub(a, b));
+            }
+        }
+    }
+    for (int32_t i = 0; i < n; i += 16) {
+        lf v = lf_load(x + i);
+
+        v = kv_butterfly(v, lf_swap_8(v), li_load(signs[3]));
+        v = kv_butterfly(v, lf_swap_4(v), li_load(signs[2]));
+        v = kv_butterfly(v, lf_swap_2(v), li_load(signs[1]));
+        v = kv_butterfly(v, lf_swap_1(v), li_load(signs[0]));
+        lf_store(x + i, lf_mul(v, scale));
+    }
+}
+
+/* y = y - a, * a, / a */
+#define KV_EACH(name, op, sign)                                                                    \
+    static void LANES_FN(name)(float *y, const float *a, int32_t n)                                \
+    {                                                                                              \
+        int32_t i = 0;                                                                             \
+                                                                                                   \
+        for (; i + 16 <= n; i += 16) {                                                             \
+            lf_store(y + i, op(lf_load(y + i), lf_load(a + i)));                                   \
+        }                                                                                          \
+        for (; i < n; i++) {                                                                       \
+            y[i] = y[i] sign a[i];                                                                 \
+        }                                                                                          \
+    }
+
+KV_EACH(kv_less, lf_sub, -)
+KV_EACH(kv_times, lf_mul, *)
+KV_EACH(kv_over, lf_div, /)
 
 LANES_INLINE lf kv_clamp(lf x, float limit)
 {
@@ -136,6 +202,10 @@ LANES_INLINE void kv_store_body_set(struct cpu_table *t)
 {
     LANES_SET(t, rope_norm);
     LANES_SET(t, rope_neox);
+    LANES_SET(t, kv_hadamard);
+    LANES_SET(t, kv_less);
+    LANES_SET(t, kv_times);
+    LANES_SET(t, kv_over);
     LANES_SET(t, encode_f16);
     LANES_SET(t, encode_bf16);
     LANES_SET(t, encode_fp8);

@@ -18,7 +18,6 @@
 
 #include "kernels/cpu/kv.h"
 #include "kernels/cpu/kv_encode16.h"
-#include "kernels/hadamard.h"
 #include "kernels/kv_latest.h"
 #include "kernels/kv_round.h"
 
@@ -159,11 +158,11 @@ static void query_row(const struct job *job, const struct ops_seq *s, int32_t ro
 
         normalize(job, &p->q_norm, q, p->k_dim, q);
         rotate(job, row, q);
-        for (int32_t d = 0; d < p->k_dim && balance; d++) {
-            q[d] /= balance[h / share * p->k_dim + d];
+        if (balance) {
+            job->cpu->table.kv_over(q, balance + (size_t)(h / share) * (size_t)p->k_dim, p->k_dim);
         }
         if (s->kv.k_hadamard) {
-            hadamard_head(q, p->k_dim);
+            job->cpu->table.kv_hadamard(q, p->k_dim);
         }
     }
 }
@@ -250,6 +249,7 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
                     uint8_t *page, int32_t head)
 {
     const struct ops_rope_store *p = job->p;
+    const struct cpu_table *table = &job->cpu->table;
     const struct ops_kv_layout *l = r->seq->kv.layout;
     int32_t pad = kv_page_pad(l->k_dim);
     bool by_slot = kv_page_by_slot(l->k_type);
@@ -274,14 +274,14 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
         if (!l->k_unrotated) {
             rotate(job, r->row + i, t->row);
         }
-        for (int32_t d = 0; d < l->k_dim && center; d++) {
-            t->row[d] -= center[d];
+        if (center) {
+            table->kv_less(t->row, center, l->k_dim);
         }
-        for (int32_t d = 0; d < l->k_dim && balance; d++) {
-            t->row[d] *= balance[d];
+        if (balance) {
+            table->kv_times(t->row, balance, l->k_dim);
         }
         if (r->seq->kv.k_hadamard) {
-            hadamard_head(t->row, l->k_dim);
+            table->kv_hadamard(t->row, l->k_dim);
         }
         memset(t->row + l->k_dim, 0, (size_t)(pad - l->k_dim) * sizeof(float));
         if (cpu_kv_encode16_is(l->k_type, carry)) {
@@ -325,7 +325,7 @@ static void store_v(const struct job *job, const struct kv_thread *t, const stru
             v = t->row;
         }
         if (r->seq->kv.v_hadamard) {
-            hadamard_head(t->row, l->v_dim);
+            job->cpu->table.kv_hadamard(t->row, l->v_dim);
         }
         if (cpu_kv_encode16_is(l->v_type, NULL)) {
             take(job, &lot, v, i, r->n, rows, kv_page_v_row_bytes(l), NULL);

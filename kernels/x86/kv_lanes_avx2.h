@@ -88,7 +88,19 @@ LANES_INLINE li li_select(li mask, li x, li y)
 {
     return (li){_mm256_blendv_epi8(y.a, x.a, mask.a), _mm256_blendv_epi8(y.b, x.b, mask.b)};
 }
-LANES_INLINE lf lf_swap_pairs(lf x) { return (lf){_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)}; }
+LANES_INLINE lf lf_swap_1(lf x)
+{
+    return (lf){_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)};
+}
+LANES_INLINE lf lf_swap_2(lf x)
+{
+    return (lf){_mm256_permute_ps(x.a, 0x4e), _mm256_permute_ps(x.b, 0x4e)};
+}
+LANES_INLINE lf lf_swap_4(lf x)
+{
+    return (lf){_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
+}
+LANES_INLINE lf lf_swap_8(lf x) { return (lf){x.b, x.a}; }
 LANES_INLINE float lf_max_of(lf x)
 {
     __m256 m8 = _mm256_max_ps(x.a, x.b);

@@ -58,7 +58,10 @@ LANES_INLINE li li_greater(li a, li b) { return _mm512_movm_epi32(_mm512_cmpgt_e
 LANES_INLINE uint32_t li_mask(li a) { return _mm512_movepi32_mask(a); }
 LANES_INLINE lf lf_select(li mask, lf a, lf b) { return _mm512_mask_blend_ps(_mm512_movepi32_mask(mask), b, a); }
 LANES_INLINE li li_select(li mask, li a, li b) { return _mm512_mask_blend_epi32(_mm512_movepi32_mask(mask), b, a); }
-LANES_INLINE lf lf_swap_pairs(lf a) { return _mm512_permute_ps(a, 0xb1); }
+LANES_INLINE lf lf_swap_1(lf a) { return _mm512_permute_ps(a, 0xb1); }
+LANES_INLINE lf lf_swap_2(lf a) { return _mm512_permute_ps(a, 0x4e); }
+LANES_INLINE lf lf_swap_4(lf a) { return _mm512_shuffle_f32x4(a, a, 0xb1); }
+LANES_INLINE lf lf_swap_8(lf a) { return _mm512_shuffle_f32x4(a, a, 0x4e); }
 LANES_INLINE float lf_max_of(lf a) { return _mm512_reduce_max_ps(a); }
 /* clang-format on */
 
