@@ -61,10 +61,10 @@ def cpu_s(d):
 def prefills(o, base, served, daemons):
     """KV bytes of both, and seconds by turns: wall, CPU."""
     words = (o.data / "text/war-and-peace.txt").read_text(errors="replace")
-    ids = base.tokenize(words[200000:200000 + 8 * o.tokens * (o.rounds + 1)])
     kv, times, cpu = {}, {"base": [], "served": []}, {"base": [], "served": []}
     for k in range(o.rounds + 1):  # the first warms both
-        part = ids[k * o.tokens:(k + 1) * o.tokens]
+        at = 200000 + 8 * o.tokens * k
+        part = base.tokenize(words[at:at + 8 * o.tokens])[:o.tokens]
         both = [("base", base, daemons[0]), ("served", served, daemons[1])]
         for name, c, d in both if k % 2 else both[::-1]:
             t0 = cpu_s(d)
