@@ -7,8 +7,8 @@
  * sqrt(its length), H[i][j] = (-1)^(bits that i and j share): orthogonal, and its own inverse.
  *
  * Sums and differences in f32, of pairs half a block apart first, of neighbours last; then one
- * product. There is nothing to contract, so every backend that keeps the order has the same bits.
- */
+ * product. There is nothing to contract, so every backend that keeps the order has the same bits,
+ * but for the sign of NaN. */
 
 #include <math.h>
 #include <stdint.h>

@@ -8,10 +8,10 @@
  *
  * A row's bits: its own products against whole steps of slots, in order; slots it does not see
  * weigh exactly 0, so a step that is left out, or cut short after the last slot that a row sees,
- * changes nothing. The cache's values are rounded to bf16 (bf16, fp8 and int8 codes are exact, a
- * value of four bits is rounded with its scale), and so are queries and weights: models trained in
- * bf16 meet nothing coarser than what they were trained with. An f32 cache, GGUF's blocks, softcap,
- * ALiBi and pos=new go the way of attention_prefill.c in f32.
+ * changes nothing. The cache's values are rounded to bf16: bf16, fp8 and int8 codes are exact, of
+ * four bits level times scale is rounded. So are queries and weights: models trained in bf16 meet
+ * nothing coarser than what they were trained with. An f32 cache, GGUF's blocks, softcap, ALiBi and
+ * pos=new go the way of attention_prefill.c in f32.
  *
  * Observation takes the weights of the same softmax. */
 

@@ -64,7 +64,7 @@ LANES_INLINE lf kv_butterfly(lf x, lf swapped, li odd)
 /* Heads whose blocks are shorter than a vector go by the definition. */
 static void LANES_FN(kv_hadamard)(float *x, int32_t n)
 {
-    static const int32_t s = INT32_MIN;
+    enum { s = INT32_MIN };
     static const int32_t signs[4][16] = {
         {0, s, 0, s, 0, s, 0, s, 0, s, 0, s, 0, s, 0, s},
         {0, 0, s, s, 0, 0, s, s, 0, 0, s, s, 0, 0, s, s},
@@ -114,9 +114,10 @@ static void LANES_FN(kv_hadamard)(float *x, int32_t n)
         }                                                                                          \
     }
 
-KV_EACH(kv_less, lf_sub, -)
+KV_EACH(kv_minus, lf_sub, -)
 KV_EACH(kv_times, lf_mul, *)
 KV_EACH(kv_over, lf_div, /)
+#undef KV_EACH
 
 LANES_INLINE lf kv_clamp(lf x, float limit)
 {
@@ -203,7 +204,7 @@ LANES_INLINE void kv_store_body_set(struct cpu_table *t)
     LANES_SET(t, rope_norm);
     LANES_SET(t, rope_neox);
     LANES_SET(t, kv_hadamard);
-    LANES_SET(t, kv_less);
+    LANES_SET(t, kv_minus);
     LANES_SET(t, kv_times);
     LANES_SET(t, kv_over);
     LANES_SET(t, encode_f16);

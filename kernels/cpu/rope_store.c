@@ -275,7 +275,7 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
             rotate(job, r->row + i, t->row);
         }
         if (center) {
-            table->kv_less(t->row, center, l->k_dim);
+            table->kv_minus(t->row, center, l->k_dim);
         }
         if (balance) {
             table->kv_times(t->row, balance, l->k_dim);

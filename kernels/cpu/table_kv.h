@@ -124,10 +124,10 @@ typedef float cpu_kv_least_fn(const float *score, const int32_t *pos, int32_t n,
  * kernels/cpu/rope_table.h. */
 typedef void cpu_kv_rope_fn(float *x, const float *cos, const float *sin, int32_t n_dims);
 
-/* kernels/hadamard.h: one head of n values, in place. */
+/* kernels/hadamard.h: one head of n values, in place, in its bits. */
 typedef void cpu_kv_hadamard_fn(float *x, int32_t n);
 
-/* y (n) = y - a, y * a, y / a. */
+/* y (n) = y - a, y * a, y / a, in the bits of these. */
 typedef void cpu_kv_each_fn(float *y, const float *a, int32_t n);
 
 /* kernels/kv_code.h: one head to the type's bytes; returns the scale where the type has one. */
@@ -183,7 +183,7 @@ typedef void cpu_kv_round16_fn(const float *carry, float *x, const float *step,
     X(cpu_kv_rope_fn, rope_norm) \
     X(cpu_kv_rope_fn, rope_neox) \
     X(cpu_kv_hadamard_fn, kv_hadamard) \
-    X(cpu_kv_each_fn, kv_less) \
+    X(cpu_kv_each_fn, kv_minus) \
     X(cpu_kv_each_fn, kv_times) \
     X(cpu_kv_each_fn, kv_over)
 /* clang-format on */

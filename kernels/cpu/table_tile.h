@@ -60,12 +60,12 @@ enum {
 };
 
 /* n_cols (a multiple of 16) columns of n_rows rows of a cache type become B tiles; columns go by
- * pairs of 16. Rows from n_valid on, and to a whole tile, are zeros. Without scales; g4, of whole
- * blocks, with them. */
+ * pairs of 16. Rows from n_valid on, and to a whole tile, are zeros. Without scales, but g4 with
+ * them: its n_cols, or turned its n_rows, are whole blocks. */
 struct cpu_tile_kv {
     enum ops_kv_type type;
     const void *src;     /* (n_rows, n_cols) */
-    bool turned;         /* g4: src is (n_cols, n_rows), all of it valid */
+    bool turned;         /* g4: src is (n_cols, n_rows), and n_valid is not read */
     int32_t n_rows;
     int32_t n_valid;
     int32_t n_cols;

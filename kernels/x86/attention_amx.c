@@ -51,6 +51,10 @@ UNROLL_INLINE __m512i pair_kv(enum ops_kv_type type, const uint8_t *p, size_t i,
     return amx_pair(load_kv(type, p, i), odd ? load_kv(type, p, i + ld) : _mm512_setzero_ps(), il);
 }
 
+_Static_assert((int)GAUSS4_BLOCK == (int)TILE_COLS,
+               "a block is a tile's columns, or two tiles' outputs");
+
+/* A block's values: dims 0 to 15, 16 to 31. */
 UNROLL_INLINE void load_g4(const uint8_t *block, __m512 *ret_low, __m512 *ret_high)
 {
     uint16_t half;
@@ -133,7 +137,7 @@ static inline __m512i block_g4(const uint8_t *block)
     return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
-/* V: a block is 16 columns of two tiles. */
+/* V: a block's 32 dims are 16 columns of each of two tiles. */
 static void kv_tiles_g4(const struct cpu_tile_kv *t)
 {
     const __m512i il = amx_interleave();

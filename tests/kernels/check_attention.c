@@ -484,6 +484,12 @@ static void against_double(struct check *c, const struct shape *s, const struct 
 
 /* ---- cases ---------------------------------------------------------------------------------- */
 
+/* GGUF's blocks go by f32. */
+static bool type_has_tiles(enum ops_kv_type type)
+{
+    return type != OPS_KV_F32 && type != OPS_KV_Q8_0 && type != OPS_KV_Q4_0;
+}
+
 /* Do prefill rows go as tiles of 16 bits? */
 static bool is_tiled(const struct check *c, const struct shape *s)
 {
@@ -491,7 +497,7 @@ static bool is_tiled(const struct check *c, const struct shape *s)
         return s->l.k_type != OPS_KV_F32 && s->l.v_type != OPS_KV_F32;
     }
     return check_has_tiles(c) && s->softcap == 0 && s->alibi_max == 0 &&
-           !(s->options & UNROTATED) && s->l.k_type != OPS_KV_F32 && s->l.v_type != OPS_KV_F32;
+           !(s->options & UNROTATED) && type_has_tiles(s->l.k_type) && type_has_tiles(s->l.v_type);
 }
 
 static void compare(struct check *c, const struct shape *s, struct inputs *in)

@@ -2,8 +2,9 @@
 /* Every variant of a kernel of weights or rows gives the bits of the plain C one
  * (kernels/cpu/table.h), for every instruction set of this CPU: panels of all types by all numbers
  * of tokens up to two tiles, norms, quantised activations, the end of a matmul, soft-capping,
- * recurrent layers. Heads of the cache that are encoded together have the bits of one alone.
- * Inputs are made here, directly in the packed layout. */
+ * recurrent layers. Heads of the cache have the bits of their definition (kernels/hadamard.h), and
+ * encoded together those of one alone. Tiles of the cache's pages have its values rounded to bf16,
+ * each in its place. Inputs are made here, directly in the packed layout. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,9 @@
 
 #include "base/cpu.h"
 #include "base/rng.h"
+#include "kernels/cpu/kv.h"
 #include "kernels/cpu/kv_encode16.h"
+#include "kernels/hadamard.h"
 #include "kernels/kv_code.h"
 #include "kernels/kv_round.h"
 #include "quant/gauss4.h"
@@ -349,13 +352,164 @@ static void encoded(const char *variant, const struct cpu_table *t)
     }
 }
 
+/* n values of both signs, zeros and subnormal numbers among them, at an address that is no multiple
+ * of 8; behind them one that stays. */
+static float *make_head(float *room, int32_t n)
+{
+    float *x = room + 1;
+
+    fill(x, n);
+    for (int32_t i = 0; i < n; i += 5) {
+        x[i] = i % 3 == 0 ? 0.0f : i % 3 == 1 ? -0.0f : x[i] * 0x1p-128f;
+    }
+    x[n] = 7;
+    return x;
+}
+
+static void heads(const char *variant, const struct cpu_table *t)
+{
+    static const int32_t lengths[] = {1, 4, 15, 16, 20, 36, 40, 48, 64, 80, 96, 128, 192, 256, 512};
+    static float room[3][MAX_HEAD + 2];
+
+    for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
+        const int32_t n = lengths[k];
+        const size_t bytes = (size_t)(n + 1) * sizeof(float);
+        const float *first = make_head(room[2], n);
+        float *got = make_head(room[0], n);
+        float *want = room[1] + 1;
+
+        memcpy(want, got, bytes);
+        hadamard_head(want, n);
+        t->kv_hadamard(got, n);
+        same(variant, t->kv_hadamard_name, n, got, want, bytes);
+        for (int op = 0; op < 3; op++) {
+            for (int32_t i = 0; i < n; i++) {
+                want[i] = op == 0   ? want[i] - first[i]
+                          : op == 1 ? want[i] * first[i]
+                                    : want[i] / (first[i] + 2);
+            }
+        }
+        t->kv_minus(got, first, n);
+        t->kv_times(got, first, n);
+        for (int32_t i = 0; i < n; i++) {
+            room[2][1 + i] += 2;
+        }
+        t->kv_over(got, first, n);
+        same(variant, "minus, times, over", n, got, want, bytes);
+    }
+}
+
+/* ---- tiles of pages ---- */
+
+static uint16_t to_bf16(float x)
+{
+    uint32_t u;
+
+    memcpy(&u, &x, sizeof(u));
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+enum { TILE_DIMS = 256 };
+
+/* n_rows rows of n values each as the type has them, without scales but for g4's; and what they
+ * stand for. */
+static void make_page(const struct cpu_table *plain, enum ops_kv_type type, int32_t n_rows,
+                      int32_t n, uint8_t *page, float *values)
+{
+    const size_t row = (size_t)ops_kv_type_bytes(type, n);
+    cpu_kv_unpack_fn *unpack = type == OPS_KV_G4 ? plain->unpack_g4 : cpu_kv_unpack(plain, type);
+    float x[TILE_DIMS];
+    uint16_t scale; /* fp8, int8 */
+
+    for (int32_t i = 0; i < n_rows; i++) {
+        fill(x, n);
+        if (!unpack) { /* f32 */
+            memcpy(page + (size_t)i * row, x, row);
+            memcpy(values + i * n, x, row);
+            continue;
+        }
+        kv_code_encode(type, x, page + (size_t)i * row, &scale, n);
+        unpack(page + (size_t)i * row, (size_t)n, values + i * n);
+    }
+}
+
+/* A page of 64 slots and n dims: V (dims are columns, of slots from n_valid on there is nothing) or
+ * K (slots are columns). */
+static void page_tiles(const struct cpu_table *t, const struct cpu_table *plain,
+                       enum ops_kv_type type, bool keys, int32_t n, int32_t n_valid)
+{
+    static uint8_t page[OPS_PAGE_SLOTS * TILE_DIMS * sizeof(float)];
+    static float values[OPS_PAGE_SLOTS * TILE_DIMS];
+    static uint16_t got[OPS_PAGE_SLOTS * TILE_DIMS];
+    static uint16_t want[OPS_PAGE_SLOTS * TILE_DIMS];
+    const bool turned = keys && type == OPS_KV_G4;
+    const int32_t n_rows = keys ? n : OPS_PAGE_SLOTS;
+    const int32_t n_cols = keys ? OPS_PAGE_SLOTS : n;
+    struct cpu_tile_kv p = {
+        .type = type,
+        .src = page,
+        .turned = turned,
+        .n_rows = n_rows,
+        .n_valid = keys ? n : n_valid,
+        .n_cols = n_cols,
+        .dst = got,
+        .row_step = 2 * TILE_ELEMENTS,
+        .pair_step = (size_t)(n_rows / TILE_COLS) * 2 * TILE_ELEMENTS,
+    };
+
+    make_page(plain, type, turned ? n_cols : n_rows, turned ? n_rows : n_cols, page, values);
+    if (!keys) { /* what is not valid is not read: NaN, but for integers */
+        const size_t row = (size_t)ops_kv_type_bytes(type, n);
+
+        memset(page + (size_t)n_valid * row, 0xff, (size_t)(n_rows - n_valid) * row);
+    }
+    for (int32_t r = 0; r < n_rows; r++) {
+        for (int32_t c = 0; c < n_cols; c++) {
+            const float value = values[turned ? c * n_rows + r : r * n_cols + c];
+            const size_t tile = (size_t)(r / TILE_COLS) * p.row_step +
+                                (size_t)(c / 32) * p.pair_step +
+                                (size_t)(c / 16 % 2) * TILE_ELEMENTS;
+
+            want[tile + (size_t)(r % 32 / 2 * 32 + c % 16 * 2 + r % 2)] =
+                r < p.n_valid ? to_bf16(value) : 0;
+        }
+    }
+    memset(got, 0xa5, sizeof(got));
+    t->tile_kv(&p);
+    same(t->tile_kv_name, ops_kv_type_name(type), n, got, want,
+         (size_t)(n_rows * n_cols) * sizeof(*got));
+}
+
+static void tiles(const struct cpu_table *t, const struct cpu_table *plain)
+{
+    static const enum ops_kv_type types[] = {OPS_KV_F32, OPS_KV_F16, OPS_KV_BF16,
+                                             OPS_KV_FP8, OPS_KV_I8,  OPS_KV_G4};
+    static const int32_t dims[] = {32, 64, 96, 256};
+    static const int32_t valid[] = {0, 1, 33, 64};
+
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        for (size_t k = 0; k < 4; k++) {
+            page_tiles(t, plain, types[i], true, dims[k], OPS_PAGE_SLOTS);
+            for (size_t v = 0; v < 4; v++) {
+                page_tiles(t, plain, types[i], false, dims[k], valid[v]);
+            }
+        }
+    }
+}
+
 int main(void)
 {
     struct cpu_table plain;
+    struct cpu_table all;
     int n_run = 0;
 
     cpu_table_init(&plain, 0);
     encoded("plain C", &plain);
+    heads("plain C", &plain);
+    cpu_table_init(&all, cpu_flags());
+    if (all.tile_kv) {
+        tiles(&all, &plain);
+    }
     for (size_t i = 0; i < sizeof(variants) / sizeof(variants[0]); i++) {
         struct cpu_table t;
 
@@ -369,6 +523,7 @@ int main(void)
         ends(variants[i].name, &t, &plain);
         recurrent(variants[i].name, &t, &plain);
         encoded(variants[i].name, &t);
+        heads(variants[i].name, &t);
         printf("%s: done\n", variants[i].name);
         n_run++;
     }
