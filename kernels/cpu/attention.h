@@ -51,6 +51,7 @@ void att_positions(const struct att_unit *u, int32_t slot0, int32_t *pos);
  * ALiBi, pos for masking. */
 float att_logits(const struct att_unit *u, int32_t row, int32_t head, const uint16_t *k_scale,
                  const int32_t *pos, const int32_t *distance, bool masked, float *x);
+
 /* Do decode rows, too, go over pages that are decoded to f32? (att_prefill) Those of GGUF's blocks
  * do, which are there to be compared with. */
 static inline bool att_by_page(const struct ops_kv_layout *l)

@@ -17,6 +17,7 @@
  * Prefetch: decode reads K and V once, from far away. While a block is multiplied, those after it
  * are asked for (kv_prefetch.h). */
 
+#include "kernels/cpu/kv_load_g4_body.h"
 #include "kernels/cpu/kv_prefetch.h"
 #include "kernels/cpu/table.h"
 
@@ -75,18 +76,6 @@ LANES_INLINE void lf_store_sums(float *to, lf a, lf b, lf c, lf d)
     to[3] = lf_sum(d);
 }
 #endif
-
-/* The two vectors of a block. */
-LANES_INLINE void kv_load_g4(const uint8_t *block, lf *ret_low, lf *ret_high)
-{
-    uint16_t half;
-
-    memcpy(&half, block, sizeof(half));
-    lf scale = lf_set1(half_f16_to_f32(half));
-
-    *ret_low = lf_mul(scale, lf_of_g4(block + sizeof(half), false));
-    *ret_high = lf_mul(scale, lf_of_g4(block + sizeof(half), true));
-}
 
 LANES_INLINE size_t kv_row_bytes_g4(int32_t dims)
 {

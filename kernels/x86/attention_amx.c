@@ -17,6 +17,8 @@
 #include "kernels/x86/kv_lanes_avx512.h"
 #include "kernels/x86/x86.h"
 
+#include "kernels/cpu/kv_load_g4_body.h"
+
 #define LAG 8.0f
 #define LOGIT_MAX (1e30f * 1.44269504f)
 
@@ -53,18 +55,6 @@ UNROLL_INLINE __m512i pair_kv(enum ops_kv_type type, const uint8_t *p, size_t i,
 
 _Static_assert((int)GAUSS4_BLOCK == (int)TILE_COLS,
                "a block is a tile's columns, or two tiles' outputs");
-
-/* A block's values: dims 0 to 15, 16 to 31. */
-UNROLL_INLINE void load_g4(const uint8_t *block, __m512 *ret_low, __m512 *ret_high)
-{
-    uint16_t half;
-
-    memcpy(&half, block, sizeof(half));
-    __m512 scale = _mm512_set1_ps(half_f16_to_f32(half));
-
-    *ret_low = _mm512_mul_ps(scale, lf_of_g4(block + sizeof(half), false));
-    *ret_high = _mm512_mul_ps(scale, lf_of_g4(block + sizeof(half), true));
-}
 
 /* Sixteen rows of sixteen 32-bit values become columns. */
 UNROLL_INLINE void turn_16(__m512i x[16])
@@ -133,7 +123,7 @@ static inline __m512i block_g4(const uint8_t *block)
     __m512 low;
     __m512 high;
 
-    load_g4(block, &low, &high);
+    kv_load_g4(block, &low, &high);
     return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
@@ -153,10 +143,10 @@ static void kv_tiles_g4(const struct cpu_tile_kv *t)
                               {_mm512_setzero_ps(), _mm512_setzero_ps()}};
 
             if (row < t->n_valid) {
-                load_g4(block, &v[0][0], &v[0][1]);
+                kv_load_g4(block, &v[0][0], &v[0][1]);
             }
             if (row + 1 < t->n_valid) {
-                load_g4(block + ld, &v[1][0], &v[1][1]);
+                kv_load_g4(block + ld, &v[1][0], &v[1][1]);
             }
             _mm512_storeu_si512(to, amx_pair(v[0][0], v[1][0], il));
             _mm512_storeu_si512(to + TILE_ELEMENTS, amx_pair(v[0][1], v[1][1], il));
