@@ -123,8 +123,8 @@ void worker_warn_ctx(const struct plan *p)
 {
     if (p->ctx_model > 0 && p->ctx > p->ctx_model) {
         log_event(LOG_LEVEL_WARNING, "context-long",
-                  "a context of %d: the model was trained on texts of %d tokens, and answers "
-                  "badly beyond them",
+                  "a context of %d: the model, or its overlay, was trained on texts of %d tokens, "
+                  "and answers badly beyond them",
                   p->ctx, p->ctx_model);
     }
 }

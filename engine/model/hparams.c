@@ -447,6 +447,10 @@ static void read_swift(struct reader *r, const struct gguf *swift, struct hparam
 
     h->swift_layers = read_i32(&s, "num_key_value_layers", 1, h->n_layers, REQUIRED);
     h->swift_group = read_i32(&s, "key_value_group_size", 1, HPARAMS_MAX_LAYERS, 1);
+
+    int32_t longest = read_i32(&s, "context_length", 1, HPARAMS_MAX_CTX, h->n_ctx_train);
+
+    h->n_ctx_train = longest < h->n_ctx_train ? longest : h->n_ctx_train;
     r->rc = s.rc;
 }
 

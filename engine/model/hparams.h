@@ -61,7 +61,7 @@ struct hparams {
     int32_t n_unused; /* behind them in the file: what predicts more than one token ahead */
     int32_t n_embd;
     int32_t n_vocab;
-    int32_t n_ctx_train;
+    int32_t n_ctx_train;       /* the longest text that model and overlay were trained on */
     struct layer_sizes most;   /* the largest of every size, each for itself */
     struct layer_sizes *layer; /* (n_layers) */
     int32_t n_expert;          /* of a layer, 0: none */

@@ -607,6 +607,7 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
     struct ops_kv_layout broad = {1, 2, 2, 256, 208, k, v, false, 0};
     struct ops_kv_layout tall = {1, 1, 1, 160, 80, k, v, false, 0};
     struct ops_kv_layout shared = {1, 1, 1, 96, 80, k, v, false, 0};
+    struct ops_kv_layout store = {1, 1, 1, 128, 256, k, v, false, 0}; /* the wide overlays' */
     struct ops_kv_layout unrotated = {2, 1, 1, 32, 32, k, v, true, 0};
     struct ops_observe h2o = {.row_weight0 = 1, .row_growth = 1, .damp = 1, .tau0 = 1};
     struct ops_observe warm = {.row_weight0 = 1, .row_growth = 1, .damp = 1, .tau0 = 1.7f};
@@ -696,6 +697,8 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
         {broad, 2, {2, 1, 3, 2}, {400, 64, 20, 80}, OBSERVE | SCATTERED, 0, 0, 0, h2o},
         {shared, 20, {2, 1, 3, 2}, {500, 129, 20, 80}, 0, 0, 0, 0, h2o}, /* 8 + 8 + 4 heads */
         {shared, 16, {2, 1, 3, 2}, {500, 129, 20, 80}, OBSERVE, 150, 0, 8, gumbel},
+        {store, 9, {2, 1, 70, 5}, {700, 70, 300, 600}, 0, 0, 0, 0, h2o},
+        {store, 9, {2, 1, 70, 5}, {333, 70, 120, 600}, OBSERVE | SCATTERED, 0, 0, 0, recency},
         {mqa, 4, {2, 1, 3, 2}, {8100, 4097, 20, 80}, 0, 0, 0, 0, h2o}, /* many chunks */
         {heads, 1024, {2, 1, 9, 3}, {64, 65, 63, 130}, LATEST, 50, 0, 0, h2o},
         {heads, 1024, {2, 1, 9, 3}, {64, 65, 63, 130}, OBSERVE, 50, 0, 0, h2o},

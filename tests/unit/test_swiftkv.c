@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/kv/plan/plan.h"
 #include "tests/unit/engine_run.h"
 #include "tests/unit/tiny_model.h"
 
@@ -246,6 +247,28 @@ Test(swiftkv, overlays_that_do_not_fit)
     refused(-EBADMSG, "made for another base file (SHA-256 0000000000000000..., this one is ");
     tiny_overlay(overlay, base, 6, 2, 2, false, "short", NULL);
     refused(-EBADMSG, "made for another base file");
+}
+
+/* Base texts have 256 tokens. */
+Test(swiftkv, the_longest_text_is_the_shorter_one)
+{
+    static const int32_t longest[][2] = {{0, 256}, {64, 64}, {256, 256}, {257, 256}};
+
+    tiny_model(base, 6, NULL);
+    for (size_t i = 0; i < sizeof(longest) / sizeof(longest[0]); i++) {
+        struct error err = {0};
+        struct engine *e;
+
+        tiny_overlay(overlay, base, 6, 2, 2, false, NULL,
+                     &(struct tiny_bend){.longest = (uint32_t)longest[i][0]});
+        cr_assert_eq(create(&e, NULL, true, &err), 0, "%s", err.text);
+        cr_assert_eq(engine_plan_of(e)->ctx_model, longest[i][1]);
+        engine_destroy(e);
+    }
+    tiny_overlay(
+        overlay, base, 6, 2, 2, false, NULL,
+        &(struct tiny_bend){.longest = 64, .key = "pipit.swiftkv.context_length", .value = 0});
+    refused(-EBADMSG, "pipit.swiftkv.context_length");
 }
 
 /* One wide head in place of two: half of the slots, other policies too; the prompt in chunks. */

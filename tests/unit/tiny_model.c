@@ -248,6 +248,9 @@ void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t 
     if (group >= 0) {
         put_u32(&f, "pipit.swiftkv.key_value_group_size", (uint32_t)group);
     }
+    if (bend && bend->longest > 0) {
+        put_u32(&f, "pipit.swiftkv.context_length", bend->longest);
+    }
     if (bend && bend->wide) {
         put_u32(&f, "pipit.swiftkv.key_length", TINY_WIDE_K);
         put_u32(&f, "pipit.swiftkv.value_length", TINY_WIDE_V);

@@ -43,6 +43,7 @@ struct tiny_bend {
     /* a base's, from this layer on, are what an overlay's own would be; 0: none */
     int32_t own_from;
     const uint32_t *sizes; /* of an overlay's groups, ended by 0, in place of one for all */
+    uint32_t longest;  /* text of which an overlay says that it was trained on; 0: it does not */
     bool wide;         /* an overlay's stores are, */
     float bad_freq;    /* and a frequency of the last is this, if not 0 */
     int32_t idle_from;     /* layers from this one on add nothing to the residual stream; 0: none */

@@ -339,6 +339,7 @@ class Gpu:
         self.steps = 0
         if path.exists():
             path.replace(o.run / "overlay-before.gguf")
+        self.student.longest = max(self.student.longest, o.ctx)
         mine = [p.data for p in self.params]
         for p, v in zip(self.params, values or self.mean):
             p.data = v

@@ -5,7 +5,8 @@
 
     mean.py --model BASE.gguf --overlay EARLIER.gguf LATER.gguf --share 0.6 --out MEAN.gguf
 
-Both have the same split, groups and dims, and fixed frequencies; tokens and stage are the later one's."""
+Both have the same split, dims and fixed frequencies, and the same groups, or the later one parts of the earlier's; tokens and
+stage are the later one's."""
 
 import argparse
 
@@ -31,13 +32,16 @@ def main(argv=None):
     if not 0 <= o.share <= 1:
         p.error(f"--share {o.share}: 0 to 1")
     frozen = model.Frozen(weights.read(o.model), torch.device("cpu"), torch.float32)
-    (shape, first, _), (other, later, reader) = (wide.opened(path, frozen) for path in o.overlay)
-    if shape != other:
-        raise SystemExit(f"distill: {o.overlay[0]} has split, groups, heads, dims and outputs {shape}, {o.overlay[1]} has {other}")
+    shape, later, reader = wide.opened(o.overlay[1], frozen)
+    if overlay.has_outputs(o.overlay[0], overlay.shape(o.overlay[0])[2]) != shape[-1]:
+        raise SystemExit(f"distill: one of {o.overlay[0]} and {o.overlay[1]} has outputs of its own")
+    first = wide.blank(shape, frozen)
+    overlay.load(o.overlay[0], first)
     state, more = first.state_dict(), later.state_dict()
     different = [k for k, v in first.named_buffers() if not torch.equal(v, more[k])] if set(state) == set(more) else ["tensors"]
     if different:
         raise SystemExit(f"distill: {o.overlay[1]} differs in {different[0]}, of which there is no mean")
+    first.longest = max(first.longest, later.longest)
     with torch.no_grad():
         for a, b in zip(first.parameters(), later.parameters()):
             a.lerp_(b, o.share)

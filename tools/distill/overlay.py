@@ -7,11 +7,13 @@ import os
 import numpy as np
 import torch
 
+import model
 from weights import to_halves, to_pairs
 
 
 OUTPUT = "attn_output_swiftkv.weight"
 SIZE, SIZES = "pipit.swiftkv.key_value_group_size", "pipit.swiftkv.key_value_group_sizes"
+LONGEST = "pipit.swiftkv.context_length"
 
 
 def turned_map(m, k_dim, dim, order):
@@ -69,6 +71,8 @@ def write(path, student, kind="Q8_0", sha256=None, notes=None, outputs=None):
         w.add_uint32(SIZE, student.group)
     else:
         w.add_array(SIZES, student.sizes)
+    if student.longest:
+        w.add_uint32(LONGEST, student.longest)
     if student.dims:
         w.add_uint32("pipit.swiftkv.key_length", student.dims[0])
         w.add_uint32("pipit.swiftkv.value_length", student.dims[1])
@@ -120,7 +124,13 @@ def has_outputs(path, reader):
     return bool(own) and not missing
 
 
-def put_wide(student, t, path, put):
+def leaders(group, n):
+    """Of each of n deep layers the first one that reads its store."""
+    sizes = model.sizes(group, n)
+    return [sum(sizes[:i]) for i, size in enumerate(sizes) for _ in range(size)]
+
+
+def put_wide(student, t, path, put, first):
     k_dim, dim = student.dims[0], student.frozen.w.dim
     for j, (q_map, v_map) in enumerate(zip(student.q_map, student.v_map)):
         at = f"blk.{student.split + j}."
@@ -129,12 +139,13 @@ def put_wide(student, t, path, put):
         q.copy_(torch.from_numpy(turned_map(q.cpu().numpy(), k_dim, dim, to_halves).copy()))
         put(v, at + "attn_v_map_swiftkv.weight", False)
         if student.leads(j):
-            put(student.freqs[student.store[j]], at + "attn_freqs_swiftkv.weight", False)
+            put(student.freqs[student.store[j]], f"blk.{student.split + first[j]}.attn_freqs_swiftkv.weight", False)
     student.turns = {}
 
 
 def load(path, student):
-    """An overlay's weights into a student of the same shape."""
+    """An overlay's weights into a student of the same shape, or of smaller groups: each begins with the store of the one that it
+    is a part of."""
     import gguf
     split, group, r = shape(path)
     if "pipit.overlay.base_sha256" not in r.fields:
@@ -142,8 +153,11 @@ def load(path, student):
     base = r.fields["pipit.overlay.base_sha256"].contents()
     if student.frozen.w.sha256 and base != student.frozen.w.sha256:
         raise SystemExit(f"distill: {path} was made for another base (SHA-256 {base})")
-    if (split, group) != (student.split, student.group):
-        raise SystemExit(f"distill: {path} has split {split}, group {group}; asked for {student.split}, {student.group}")
+    if split != student.split:
+        raise SystemExit(f"distill: {path} has split {split}; asked for {student.split}")
+    first, mine = leaders(group, len(student.q)), leaders(student.group, len(student.q))
+    if any(first[j] != first[mine[j]] for j in range(len(first))):
+        raise SystemExit(f"distill: {path} has groups of {group} layers; {student.group} are no parts of them")
     if wide_dims(r) != student.dims:
         raise SystemExit(f"distill: {path} has stores of {wide_dims(r) or 'the model own'} dims, the student of {student.dims or 'the model own'}")
     own = has_outputs(path, r)
@@ -161,6 +175,7 @@ def load(path, student):
             raise SystemExit(f"distill: {path}: {name} is {a.shape}, the student's is {tuple(param.shape)}")
         with torch.no_grad():
             param.copy_(torch.from_numpy(np.array(a)))
+    student.longest = int(r.fields[LONGEST].contents()) if LONGEST in r.fields else 0
     put(student.norm, "norm_swiftkv.weight", False)
     for j, q in enumerate(student.q):
         at = f"blk.{split + j}."
@@ -168,10 +183,11 @@ def load(path, student):
         if own:  # where the overlay has none, the student's stay as they are: the base's
             put(student.o[j], at + OUTPUT, False)
         if student.leads(j):
-            put(student.k[student.store[j]], at + "attn_k_swiftkv.weight", True, k_dim)
-            put(student.v[student.store[j]], at + "attn_v_swiftkv.weight", False)
+            leader = f"blk.{split + first[j]}."
+            put(student.k[student.store[j]], leader + "attn_k_swiftkv.weight", True, k_dim)
+            put(student.v[student.store[j]], leader + "attn_v_swiftkv.weight", False)
     if student.dims:
-        put_wide(student, t, path, put)
+        put_wide(student, t, path, put, first)
     if "exit_head.weight" in t:
         words = [int(i) for i in r.fields["pipit.exit.words"].contents()]
         if student.exit_words is None or student.exit_words.tolist() != words:  # else into what an optimizer may have already

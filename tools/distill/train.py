@@ -509,6 +509,7 @@ class Run:
         if self.o.train == "all":
             print(f"distill: {self.step} steps; no overlay: it would replace the base's own tensors", flush=True)
             return
+        self.student.longest = max(self.student.longest, self.o.ctx)
         mine = [p.data for p in self.params]
         for mean, p in zip(self.mean or (), self.params):
             p.data = mean

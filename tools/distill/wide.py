@@ -127,15 +127,22 @@ class Wide(model.Student):
         return states[-1], None if teacher is None else loss.relative(states[1:], teacher[1:])
 
 
+def blank(shape, frozen):
+    """A Student of that shape, as opened() says it."""
+    split, group, heads, dims, outputs = shape
+    return Wide(frozen, split, group, dims, outputs=outputs) if dims else model.Student(frozen, split, group, heads, outputs=outputs)
+
+
 def opened(path, frozen):
     """((split, group, heads of the narrow stores, dims of the wide ones, whether it has outputs), its Student, its reader) of an
     overlay file."""
     split, group, reader = overlay.shape(path)
     rows = next(t for t in reader.tensors if t.name.endswith(f"{split}.attn_k_swiftkv.weight")).shape[1]
     heads, dims, outputs = int(rows) // frozen.w.dim, overlay.wide_dims(reader), overlay.has_outputs(path, reader)
-    ret = Wide(frozen, split, group, dims, outputs=outputs) if dims else model.Student(frozen, split, group, heads, outputs=outputs)
+    shape = split, group, heads, dims, outputs
+    ret = blank(shape, frozen)
     overlay.load(path, ret)
-    return (split, group, heads, dims, outputs), ret, reader
+    return shape, ret, reader
 
 
 class WideFit(fit.Fit):

@@ -17,6 +17,7 @@ import torch
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TRAIN = ROOT / "tools/distill/train.py"
 STORIES = ROOT / "tests/data/stories260K.gguf"
+HEADS_32 = ROOT / "tests/data/heads_32.gguf"
 TEXT = ROOT / "tests/data/stories260K.txt"
 CTX = 64
 PIPIT_EVAL, TOK_DUMP = sys.argv[1:3]
@@ -37,10 +38,10 @@ def ids(path, text, n, bos):
     return torch.tensor([([bos] + t if bos is not None else t)[:n]])
 
 
-def engine(folder, path, text, ctx, kv="f32", over=None):
-    """Logits of the second half of the first ctx tokens, by pipit's reference backend."""
+def engine(folder, path, text, ctx, kv="f32", over=None, backend="ref"):
+    """Logits of the second half of the first ctx tokens, by a backend of pipit."""
     (folder / "text").write_text(text)
-    args = [PIPIT_EVAL, "-m", str(path), "--text", str(folder / "text"), "-c", str(ctx), "-n", "1", "--backend", "ref",
+    args = [PIPIT_EVAL, "-m", str(path), "--text", str(folder / "text"), "-c", str(ctx), "-n", "1", "--backend", backend,
             "--kv", kv, "--dump", str(folder / "dump.npy")] + (["--overlay", str(over)] if over else [])
     subprocess.run(args, check=True, capture_output=True)
     return torch.from_numpy(np.load(folder / "dump.npy")).view(ctx - 1 - ctx // 2, -1)

@@ -214,7 +214,7 @@ class Training(Trained):
         overlay.write(str(path), s, "F32", sha256="0" * 64)
         refused("made for another base", "--split", "2", "--group", "3", "--steps", "1", "--resume-from", str(path))
         overlay.write(str(path), s, "F32")
-        refused("has split 2, group 3", "--split", "2", "--group", "1", "--steps", "1", "--resume-from", str(path))
+        refused("has split 2; asked for 1", "--split", "1", "--group", "3", "--steps", "1", "--resume-from", str(path))
         overlay.write(str(path), random_student(self.frozen, 2, 3, outputs=True), "F32")
         refused("give --outputs", "--split", "2", "--group", "3", "--steps", "1", "--resume-from", str(path))
         rows = overlay.rows

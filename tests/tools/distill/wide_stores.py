@@ -7,7 +7,7 @@ import unittest.mock
 
 import torch
 
-from stories import CTX, STORIES, Trained, engine
+from stories import CTX, HEADS_32, STORIES, Trained, engine, random_student
 import data
 import evaluate
 import fit
@@ -16,15 +16,16 @@ import mean
 import model
 import overlay
 import states
+import weights
 import wide
 
 DIMS = (24, 40)
 
 
 class WideStores(Trained):
-    def random(self, split, group, dims=DIMS, cache="none", outputs=False):
+    def random(self, split, group, dims=DIMS, cache="none", outputs=False, frozen=None):
         torch.manual_seed(5)
-        s = wide.Wide(self.frozen, split, group, dims, cache, outputs)
+        s = wide.Wide(frozen or self.frozen, split, group, dims, cache, outputs)
         with torch.no_grad():
             for p in s.parameters():
                 p.add_(torch.randn_like(p) * (p.std() * 0.5 if p.std() > 0 else p.shape[-1] ** -0.5))
@@ -47,6 +48,17 @@ class WideStores(Trained):
                 for (name, a), b in zip(s.state_dict().items(), other.state_dict().values()):
                     self.assertTrue(torch.equal(a, b), name)
 
+    def test_four_bits(self):
+        """The fast backend reads stores in four bits as the reference does, and both are near what is not rounded."""
+        frozen = model.Frozen(weights.read(HEADS_32), torch.device("cpu"), torch.float32)
+        path = self.folder / "wide.gguf"
+        overlay.write(str(path), self.random(1, 2, (64, 96), outputs=True, frozen=frozen), "F32")
+        whole = engine(self.folder, HEADS_32, self.text, CTX, "f32", path)
+        for kv in ("kv4", "k8v4", "kv4,shared=kv8"):
+            ref, cpu = (engine(self.folder, HEADS_32, self.text, CTX, kv, path, backend) for backend in ("ref", "cpu"))
+            self.assertLess((ref - cpu).abs().mean().item(), 0.05 * whole.std(), kv)
+            self.assertLess((ref - whole).abs().mean().item(), 0.1 * whole.std(), kv)
+
     def test_loading_another_size(self):
         path = self.folder / "wide.gguf"
         overlay.write(str(path), self.random(2, 3), "F32")
@@ -54,14 +66,29 @@ class WideStores(Trained):
             overlay.load(str(path), wide.Wide(self.frozen, 2, 3, (26, 40)))
         with self.assertRaisesRegex(SystemExit, r"stores of \(24, 40\) dims"):
             overlay.load(str(path), model.Student(self.frozen, 2, 3))
-        with self.assertRaisesRegex(SystemExit, r"group 3; asked for 2, \(1, 2\)"):
-            overlay.load(str(path), wide.Wide(self.frozen, 2, (1, 2), DIMS))
+        overlay.write(str(path), self.random(2, (1, 2)), "F32")
+        for group, said in ((3, "3 are no parts"), ((2, 1), r"\(1, 2\) layers; \(2, 1\) are no parts")):
+            with self.assertRaisesRegex(SystemExit, said):
+                overlay.load(str(path), wide.Wide(self.frozen, 2, group, DIMS))
         for group in ((2, 2), (0, 3), (3, 1, -1)):
             with self.assertRaisesRegex(SystemExit, "not sizes whose sum is 3"):
                 wide.Wide(self.frozen, 2, group, DIMS)
 
+    def test_parts_of_a_group(self):
+        """Smaller groups begin with the store of the one that they are parts of, and say what it said."""
+        for kind in (lambda group: self.random(2, group), lambda group: random_student(self.frozen, 2, group, outputs=True)):
+            one, parts, path = kind(3), kind((1, 2)), self.folder / "one.gguf"
+            overlay.write(str(path), one, "F32")
+            overlay.load(str(path), parts)
+            with torch.no_grad():
+                self.assertTrue(torch.equal(one(self.tokens), parts(self.tokens)))
+            overlay.write(str(self.folder / "parts.gguf"), parts, "F32")
+            said = [engine(self.folder, STORIES, self.text, CTX, "f32", self.folder / n) for n in ("one.gguf", "parts.gguf")]
+            self.assertTrue(torch.equal(*said))
+
     def test_mean(self):
-        """Every weight lies where --share says; other shapes and other frequencies are refused."""
+        """Every weight lies where --share says; other shapes and other frequencies are refused. The earlier one's groups may be
+        larger."""
         paths = [str(self.folder / f"{n}.gguf") for n in ("earlier", "later", "mean")]
         both = [self.random(2, 3), self.random(2, 3)]
         with torch.no_grad():
@@ -76,13 +103,32 @@ class WideStores(Trained):
         for (name, p), first in zip(found.named_parameters(), both[0].parameters()):
             self.assertLess((p - first - 0.25).abs().max().item(), 1e-5, name)
         self.assertEqual(int(overlay.shape(paths[2])[2].fields["pipit.distill.tokens"].contents()), 7)
+        self.assertEqual(found.longest, 0)
+        both[0].longest, both[1].longest = 96, 32
+        for s, path in zip(both, paths):
+            overlay.write(path, s, "F32", notes={"pipit.distill.tokens": 7})
+        mean.main([*args, "0.25"])
+        overlay.load(paths[2], found)
+        self.assertEqual(found.longest, 96)
         both[1].freqs.add_(0.5)
         overlay.write(paths[1], both[1], "F32")
         with self.assertRaisesRegex(SystemExit, "differs in freqs"):
             mean.main([*args, "0.25"])
-        overlay.write(paths[1], self.random(2, (1, 2)), "F32")
-        with self.assertRaisesRegex(SystemExit, "split, groups, heads, dims and outputs"):
-            mean.main([*args, "0.25"])
+        parts = self.random(2, (1, 2))
+        overlay.load(paths[0], parts)
+        with torch.no_grad():
+            parts.k[1].add_(1)
+        overlay.write(paths[1], parts, "F32")
+        mean.main([*args, "0.25"])
+        overlay.load(paths[2], parts)
+        self.assertLess((parts.k[0] - both[0].k[0]).abs().max().item(), 1e-5)
+        self.assertLess((parts.k[1] - both[0].k[0] - 0.25).abs().max().item(), 1e-5)
+        for first, other, said in ((parts, self.random(2, 3), "are no parts"), (both[0], self.random(2, 3, (26, 40)), "stores of"),
+                                   (both[0], self.random(2, 3, outputs=True), "has outputs of its own")):
+            for s, path in zip((first, other), paths):
+                overlay.write(path, s, "F32")
+            with self.assertRaisesRegex(SystemExit, said):
+                mean.main([*args, "0.25"])
         with self.assertRaises(SystemExit), unittest.mock.patch("sys.stderr"):
             mean.main([*args, "2"])
 
@@ -132,6 +178,9 @@ class WideStores(Trained):
         self.assertLess(lines[-1]["kl"], lines[0]["kl"])
         engine(self.folder, STORIES, self.text, CTX, "kv8", str(self.folder / "w/overlay.gguf"))
         self.train("again", *args, "--steps", "1", "--resume-from", str(self.folder / "w/overlay.gguf"))
+        s = wide.Wide(self.frozen, 2, 3, overlay.wide_dims(overlay.shape(self.folder / "again/overlay.gguf")[2]))
+        overlay.load(self.folder / "again/overlay.gguf", s)
+        self.assertEqual(s.longest, 32)
         self.train("uneven", "--split", "2", "--group", "1,2", *args[4:], "--steps", "2")
         engine(self.folder, STORIES, self.text, CTX, "kv8", str(self.folder / "uneven/overlay.gguf"))
         narrow = ["--split", "2", "--group", "3", "--steps", "13"]
