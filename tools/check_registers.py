@@ -12,12 +12,13 @@ Exit code: 0 as in the table, 1 not, 77 no nvcc, or a build without the module.
 """
 import argparse
 import concurrent.futures
-import csv
 import os
 import re
 import shutil
 import subprocess
 import sys
+
+import arch_table
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(ROOT, "kernels", "cuda")
@@ -84,20 +85,6 @@ def compile_all(nvcc, version, archs, files, jobs):
         return [row for w in work for row in w.result()]
 
 
-def read_table():
-    if not os.path.exists(TABLE):
-        return []
-    with open(TABLE, newline="") as f:
-        return list(csv.DictReader(f))
-
-
-def write_table(rows):
-    with open(TABLE, "w", newline="") as f:
-        out = csv.DictWriter(f, FIELDS, lineterminator="\n")
-        out.writeheader()
-        out.writerows(sorted(rows, key=lambda r: (int(r["arch"]), r["file"], r["kernel"])))
-
-
 def spills(row):
     return int(row["spill_stores"]) > 0 or int(row["spill_loads"]) > 0
 
@@ -131,7 +118,7 @@ def main():
         got = read_build(version, args.build, files)
     else:
         got = compile_all(nvcc, version, args.arch.split(","), files, args.jobs)
-    table = read_table()
+    table = arch_table.read(TABLE)
     bad = [f"sm_{g['arch']} {g['file']} {g['kernel']} spills: {g['spill_stores']} bytes stored, {g['spill_loads']} loaded"
            for g in got if spills(g)]
     known = {r["arch"] for r in table} | ({g["arch"] for g in got} if args.fix else set())
@@ -146,7 +133,7 @@ def main():
     if not got:
         bad.append("no kernels were found")
     if args.fix and not bad:
-        write_table(table)
+        arch_table.write(TABLE, FIELDS, table)
     for line in bad:
         print(line)
     return 1 if bad else 0
