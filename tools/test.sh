@@ -2,13 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs what is missing, builds every configuration, runs all tests, and ends with one line:
 #   N passed, N failed, N skipped
-# Usage: tools/test.sh [--quick]      --quick: only the gcc configuration and the style checks
+# Usage: tools/test.sh [--quick] [--arch N]
+#   --quick: only the gcc configuration and the style checks
+#   --arch: the GPU's compiler makes sm_N, not what the commit's number says
 # PIPIT_TURNS=1: a commit runs one third of what takes longest: TSan, the GPU's compiler, or AArch64 and CUDA in order.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 quick=
-[ "${1:-}" = --quick ] && quick=1
+arch=
+while [ $# -gt 0 ]; do
+    case $1 in
+    --quick) quick=1 ;;
+    --arch) arch=${2:?} && shift ;;
+    *) echo "unknown: $1" >&2 && exit 2 ;;
+    esac
+    shift
+done
 out=${PIPIT_TEST_DIR:-build-test}
 mkdir -p "$out"
 passed=0
@@ -47,6 +57,11 @@ if [ -z "${PIPIT_PHASE:-}" ]; then
     PIPIT_PHASE=$((0x0$(git rev-parse --short=7 HEAD 2>/dev/null | cut -c1-7 || true)))
 fi
 export PIPIT_PHASE
+
+# The GPU's compiler makes one architecture of those that have tables: each second time sm_90, because wgmma, early
+# launches and conversions of FP8 are not in sm_80.
+archs=(90 80)
+[ -n "$arch" ] || arch=${archs[(PIPIT_PHASE >> 20) % ${#archs[@]}]}
 
 # With PIPIT_TURNS a commit runs one third of what takes longest (0: TSan, 1: the GPU's compiler, 2: AArch64 and CUDA
 # in order), whichever its number's highest digit says: the lower ones choose cases (tests/turn.h).
@@ -96,13 +111,18 @@ check() {
     esac
 }
 
-# build NAME [meson options]: a configuration, with all warnings as errors, or what of it is missing.
+# build NAME [meson options]: a configuration, with all warnings as errors, or what of it is missing. A folder with other
+# options is configured anew.
 # NAME.built says that it ended, NAME.why that it failed.
 build() {
-    local dir=$out/$1 began=$SECONDS
+    local dir=$out/$1 began=$SECONDS again=
     [ -f "$dir/build.ninja" ] || rm -rf "$dir"
     rm -f "$out/$1.why"
-    if [ ! -d "$dir" ] && ! meson setup "$dir" "${lines[@]}" "${@:2}" >"$out/$1.setup.log" 2>&1; then
+    [ ! -d "$dir" ] || [ "$(cat "$out/$1.options" 2>/dev/null)" = "$*" ] || again=--reconfigure
+    echo "$*" >"$out/$1.options"
+    if { [ ! -d "$dir" ] || [ -n "$again" ]; } &&
+        ! meson setup "$dir" ${again:+"$again"} "${lines[@]}" "${@:2}" >"$out/$1.setup.log" 2>&1; then
+        rm -f "$out/$1.options"
         tail -n 20 "$out/$1.setup.log" >"$out/$1.why"
     elif ! ninja -C "$dir" ${targets[@]+"${targets[@]}"} >"$out/$1.build.log" 2>&1; then
         grep -E 'error|warning|FAILED' "$out/$1.build.log" | head -n 40 >"$out/$1.why"
@@ -114,7 +134,7 @@ build_named() {
     local targets=() linker=()
     case $1 in
     # The host side of CUDA over a device that computes nothing: with sanitizers.
-    gcc) build gcc -Dgpu_archs="${cuda:+80}" -Dfake=false -Dorder="$(has_turn 2 && echo true || echo false)" ;;
+    gcc) build gcc -Dgpu_archs="${cuda:+$arch}" -Dfake=false -Dorder="$(has_turn 2 && echo true || echo false)" ;;
     # Another compiler finds other warnings and makes other code. Here with sanitizers, which it
     # compiles in less time.
     clang)
@@ -290,10 +310,11 @@ if [ -z "$quick" ]; then
     fi
 fi
 
-# One architecture shows whether the CUDA code compiles; its kernels ran above, emulated.
+# The kernels ran above, emulated.
 if ! has_turn 1; then
     others_turn cuda
 elif [ -n "$cuda" ]; then
+    note "CUDA for sm_$arch"
     [ -f "$out/cuda.built" ] || [ -z "$ahead" ] || end_ahead
     check cuda ninja -C "$out/gcc" kernels/cuda/libpipit-cuda.so
     check registers tools/check_registers.py --build "$out/gcc"

@@ -26,7 +26,14 @@ END
 # meson setup DIR, meson test -C DIR: one test passes, one is skipped; with BAD the first run of gcc's fails.
 cat >"$dir/bin/meson" <<'END'
 #!/usr/bin/env bash
-[ "$1" != setup ] || { mkdir -p "$2/meson-logs" && touch "$2/build.ninja" && exit 0; }
+if [ "$1" = setup ]; then
+    mkdir -p "$2/meson-logs" && touch "$2/build.ninja"
+    for option; do
+        [ "${option#-Dgpu_archs=}" = "$option" ] || echo "$(basename "$2")$again sm_${option#*=}" >>"$DIR/log"
+        [ "$option" != --reconfigure ] || again=" again"
+    done
+    exit 0
+fi
 sleep 0.5
 first=OK
 if [ -n "${BAD:-}" ] && [ ! -e "$DIR/bad" ]; then
@@ -43,10 +50,15 @@ exec $(command -v python3) "\$@"
 END
 chmod +x "$dir"/bin/* "$dir"/tools/*
 
-# run NAME=VALUE...: the script's exit code
+# run NAME=VALUE...: the script's exit code, in new folders; ARGS are its arguments. run_on: in the folders that are there.
+run_on() {
+    rm -rf "$dir/log" "$dir/bad"
+    env PIPIT_TURNS= "$@" DIR="$dir" PATH="$dir/bin:$PATH" PIPIT_TEST_DIR= PIPIT_SMOLLM2= PIPIT_AARCH64=1 \
+        bash -c '"$0" $ARGS' "$dir/tools/test.sh" >"$dir/out" 2>&1
+}
 run() {
-    rm -rf "$dir/build-test" "$dir/log" "$dir/bad"
-    env PIPIT_TURNS= "$@" DIR="$dir" PATH="$dir/bin:$PATH" PIPIT_TEST_DIR= PIPIT_SMOLLM2= PIPIT_AARCH64=1 "$dir/tools/test.sh" >"$dir/out" 2>&1
+    rm -rf "$dir/build-test"
+    run_on "$@"
 }
 said() { grep -q "$1" "$dir/out" || fail "no line says: $1"; }
 did() { grep -qx "$1" "$dir/log" || fail "nothing did: $1"; }
@@ -67,6 +79,14 @@ run PIPIT_TURNS=1 PIPIT_PHASE=$((0x4000000)) || fail "the GPU's third: exit $?"
 said "^SKIP    cuda-order, aarch64: "
 said "^SKIP    tsan: "
 said "^$((2 + 6)) passed, 0 failed, 4 skipped$"
+did "gcc sm_90"
+run_on ARGS="--arch 87" PIPIT_TURNS=1 PIPIT_PHASE=$((0x4100000)) || fail "one architecture: exit $?"
+said "^== CUDA for sm_87$"
+did "gcc again sm_87"
+run_on ARGS="--arch 87" PIPIT_TURNS=1 PIPIT_PHASE=$((0x4200000)) || fail "the same again: exit $?"
+grep -q "^gcc .*sm_" "$dir/log" && fail "configured anew with the same options"
+run_on PIPIT_TURNS=1 PIPIT_PHASE=$((0x4100000)) || fail "the other architecture: exit $?"
+said "^== CUDA for sm_80$"
 run PIPIT_TURNS=1 PIPIT_PHASE=$((0x8000000)) || fail "AArch64's third: exit $?"
 said "^SKIP    tsan: "
 said "^SKIP    cuda: "
