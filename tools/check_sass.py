@@ -214,6 +214,8 @@ def broken_rules(k):
     bad = []
     if any(re.match(r"(LDL|STL)\b", t) for t in bare(k.path)):
         bad.append("uses local memory in its heaviest loop")
+    if k.loop and not k.path:
+        bad.append("has no way round its heaviest loop whose branches agree")
     if count(WAIT, k.flow.texts):
         early = bare(k.flow.before(WAIT))
         copies = count(COPY, early)

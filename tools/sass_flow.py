@@ -18,7 +18,8 @@ BEGIN_JOIN = re.compile(GUARD + r"BSSY\S*\s+(B\d+), (0x[0-9a-f]+)$")
 JOIN = re.compile(GUARD + r"BSYNC\S*\s+(?:\S+, )?(B\d+)$")
 TRIES = 200
 NEGATED = {"NE": "EQ", "GE": "LT", "LE": "GT"}  # of integers
-PLAIN = re.compile(r"^U?(ISETP|FSETP|LOP3|PLOP3|IADD3|IADD|VIADD|IMAD|SHF|LEA|MOV|SEL|FSEL|PRMT|IMNMX|VIMNMX|FADD|FMUL|FFMA|FMNMX|IABS)$")
+PLAIN = re.compile(r"^U?(ISETP|FSETP|LOP3|PLOP3|IADD3|IADD|VIADD|IMAD|SHF|LEA|MOV|SEL|FSEL|PRMT|IMNMX|VIMNMX|FADD|FMUL|"
+                   r"FFMA|FMNMX|IABS)$")  # one register, from no memory; beside it predicates
 REGISTER = re.compile(r"\bU?[RP]\d+\b")
 TABLE = re.compile(GUARD + r"(BRX|BRXU|JMX|JMXU)\b.* -> (.*)$")
 END = re.compile(GUARD + r"(EXIT|RET|BRXU?|JMXU?|KILL)\b")
@@ -38,15 +39,13 @@ class Values:
         return REGISTER.sub(lambda m: f"<{self.of.get(m.group(), m.group())}>", text)
 
     def pass_(self, text):
-        guard, op, *rest = re.match(GUARD + r"(\S+)\s*(.*)", text.replace(".reuse", "")).groups()
-        operands = [o.strip() for o in rest[0].split(",")]
+        guard, op, rest = re.match(GUARD + r"(\S+)\s*(.*)", text.replace(".reuse", "")).groups()
+        operands = [o.strip() for o in rest.split(",")]
         kind = op.split(".")[0]
         if not PLAIN.match(kind) or ".WIDE" in op or ".64" in op or guard:
             self._forget(kind, operands)
             return
-        if kind in ("LOP3", "ULOP3") and re.match(r"^U?P\d", operands[0]):
-            to = operands[:2]
-        elif "SETP" in kind or kind in ("PLOP3", "UPLOP3"):
+        if re.match(r"U?P[\dT]", operands[0]):  # a test, and its other result or none
             to = operands[:2]
         else:
             to = operands[:1] + [o for o in operands[1:3] if re.match(r"^U?P\d", o)]
@@ -56,7 +55,8 @@ class Values:
                 self.of[o] = f"{what}#{i}"
 
     def _forget(self, kind, operands):
-        """An instruction that may write any predicate it names, and up to four registers from its first one on."""
+        """An instruction that may write any predicate it names, and as many registers as it can from its first one on."""
+        wide = 128 if "GMMA" in kind else 4
         if kind == "R2P":
             self.of.update({f"P{i}": self._new() for i in range(8)})
         first = True
@@ -65,7 +65,7 @@ class Values:
             if name.endswith("P"):
                 self.of[m.group()] = self._new()
             elif first:
-                self.of.update({f"{name}{int(number) + i}": self._new() for i in range(4)})
+                self.of.update({f"{name}{int(number) + i}": self._new() for i in range(wide)})
                 first = False
 
     def condition(self, guard, operand):
@@ -191,7 +191,7 @@ class Flow:
 
     def path(self, head, gain):
         """The instructions of the loop's path. gain(texts): a tuple of numbers, which add up along a way."""
-        best, work, tries = None, [frozenset()], 0
+        best, work, tries = None, [frozenset()], 0  # edges that a way must not take
         while work and tries < TRIES:
             banned = work.pop()
             score, way = self._best_way(head, gain, banned)

@@ -115,6 +115,9 @@ class Sass(unittest.TestCase):
         changed = put("ISETP.NE", "!")
         changed[0:1] = [changed[0], "IADD3 R3, R3, 0x1, RZ"]
         self.assertEqual(row("rows", *changed), [9, 9, 2, 32, 1, 0])
+        # a way that no warp can take is none
+        code = ["A: @P1 BRA {X}", "EXIT", "X: LDG.E.128 R4, [R2.64]", "@!P1 BRA {A}", "EXIT"]
+        self.assertEqual(self.rules("rows", *code), ["has no way round its heaviest loop whose branches agree"])
         # the same by predicates: both are issued, one side loads
         code = ["A: ISETP.NE.AND P1, PT, R3, 0x100, PT", "@P1 LDG.E.128 R4, [R2.64]", "@!P1 LDG.E.128 R4, [R2.64]",
                 "@P3 BRA {A}", "EXIT"]
