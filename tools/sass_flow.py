@@ -42,14 +42,17 @@ class Values:
         guard, op, rest = re.match(GUARD + r"(\S+)\s*(.*)", text.replace(".reuse", "")).groups()
         operands = [o.strip() for o in rest.split(",")]
         kind = op.split(".")[0]
-        if not PLAIN.match(kind) or ".WIDE" in op or ".64" in op or guard:
+        if not PLAIN.match(kind):
             self._forget(kind, operands)
             return
         if re.match(r"U?P[\dT]", operands[0]):  # a test, and its other result or none
             to = operands[:2]
         else:
             to = operands[:1] + [o for o in operands[1:3] if re.match(r"^U?P\d", o)]
-        what = self._named(" ".join([op, *operands[len(to):]]))
+        # behind a guard it may be what it was before
+        what = self._new() if guard else self._named(" ".join([op, *operands[len(to):]]))
+        if ".WIDE" in op or ".64" in op:  # and the register behind it
+            to.append(re.sub(r"\d+$", lambda m: str(int(m.group()) + 1), to[0]))
         for i, o in enumerate(to):
             if REGISTER.fullmatch(o):
                 self.of[o] = f"{what}#{i}"

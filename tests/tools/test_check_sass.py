@@ -115,6 +115,17 @@ class Sass(unittest.TestCase):
         changed = put("ISETP.NE", "!")
         changed[0:1] = [changed[0], "IADD3 R3, R3, 0x1, RZ"]
         self.assertEqual(row("rows", *changed), [9, 9, 2, 32, 1, 0])
+        # the register that both ask about, beside others that are written between them
+        code = ["A: ISETP.NE.AND P1, PT, R19, 0x80, PT", "@!P1 IADD3 R18, R6, R8, RZ", "IMAD.WIDE.U32 R20, R6, R7, R8",
+                "ISETP.NE.AND P2, PT, R19, 0x80, PT", "@!P1 LDG.E.128 R4, [R2.64]", "@P2 LDG.E.128 R4, [R2.64]",
+                "@P3 BRA {A}", "EXIT"]
+        self.assertEqual(row("rows", *code), [7, 7, 1, 16, 1, 0])
+        other = ["A: IMAD.WIDE.U32 R18, R6, R7, R8", *code[:1], "IMAD.WIDE.U32 R18, R9, R7, R8", *code[3:]]
+        self.assertEqual(row("rows", other[0], other[1].removeprefix("A: "), *other[2:]), [7, 7, 2, 32, 1, 0])
+        guarded = ["@P4 MOV R19, R7", *other[1:2], "MOV R19, R7", *code[3:]]
+        self.assertEqual(row("rows", f"A: {guarded[0]}", other[1].removeprefix("A: "), *guarded[2:]), [7, 7, 2, 32, 1, 0])
+        for change in ["IMAD.WIDE.U32 R18, R6, R7, R8", "@P4 IADD3 R19, R6, R8, RZ", "LDG.E.64 R18, [R2.64]"]:
+            self.assertEqual(row("rows", *code[:2], change, *code[3:])[2:4], [2 + ("LDG" in change), 32 + 8 * ("LDG" in change)])
         # a way that no warp can take is none
         code = ["A: @P1 BRA {X}", "EXIT", "X: LDG.E.128 R4, [R2.64]", "@!P1 BRA {A}", "EXIT"]
         self.assertEqual(self.rules("rows", *code), ["has no way round its heaviest loop whose branches agree"])
