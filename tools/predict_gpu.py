@@ -43,11 +43,11 @@ Device = namedtuple("Device", "read issue matrix sms kernel alone tile prompt_ke
 Model = namedtuple("Model", "layers dim heads kv_heads head_dim ff vocab head_norms")
 M8B, M1B = Model(32, 4096, 32, 8, 128, 14336, 128256, False), Model(16, 2048, 32, 8, 64, 8192, 128256, False)
 M06B = Model(28, 1024, 16, 8, 128, 3072, 151936, True)
-# Bytes of a weight; row_q's kernel of kernels/cuda/sass.csv, whose loop takes so many bytes of the weight.
+# Bytes of a weight; row_q's kernel of kernels/cuda/sass.csv, whose path takes so many bytes of the weight.
 WEIGHTS = {"BF16": (2, "", 1), "Q8_0": (34 / 32, "row_q<frag_q8_0, 2>", 2176),
            "Q4_K": (144 / 256, "row_q<frag_q4_k, 2>", 2304)}
 # Bytes and warp instructions of a slot and K head of 128: "Decode attention, by counts" in docs/design/cuda.md.
-CACHE = {"bf16": (512, 16.6), "fp8": (260, 21.4), "kv4": (144, 30.7)}
+CACHE = {"bf16": (512, 16.6), "fp8": (260, 23.5), "kv4": (144, 30.7)}
 
 
 def device(read, sms, ghz, matrix, late, tile, prompt_kernels):
@@ -85,7 +85,7 @@ def rows_of(path):
 
 def instructions(m, weights):
     _, kernel, unit = WEIGHTS[weights]
-    loops = {r["kernel"]: int(r["loop"]) for r in rows_of("kernels/cuda/sass.csv") if r["arch"] == "90"}
+    loops = {r["kernel"]: int(r["path"]) for r in rows_of("kernels/cuda/sass.csv") if "90" in r["arch"].split()}
     return weight_bytes(m, weights) * loops[kernel] / unit if kernel else 0
 
 
