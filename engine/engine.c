@@ -170,7 +170,7 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
     make_identity(e);
     r = kv_create(&geometry, e->be, &e->cache, reterr);
     if (!r) {
-        limits = prepared_limits(&e->p, e->plan.ctx, e->plan.n_seqs);
+        limits = prepared_limits(&e->p, e->plan.ctx, e->plan.n_seqs, e->plan.prompt_rows);
         r = e->p.ops->reserve(e->be, &limits, reterr);
     }
     for (int32_t i = 0; i < e->p.mix.n; i++) {
@@ -192,6 +192,8 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
             .ctx = e->plan.ctx,
             .n_seqs = e->plan.n_seqs,
             .batch_tokens = prepared_rows(&e->p, e->plan.n_seqs),
+            .most_rows = prepared_most_rows(&e->p, e->plan.n_seqs, e->plan.prompt_rows),
+            .prompt_rows = e->plan.prompt_rows,
             .max_chunk = e->p.max_chunk,
             .draft_rows = prepared_draft_rows(&e->p, e->plan.n_seqs),
             .gap_target_ns = e->p.config.gap_target_ms * 1e6,

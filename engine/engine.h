@@ -57,7 +57,12 @@ struct engine_config {
     uint32_t cpu_mask;      /* UINT32_MAX: all */
     int32_t ctx;            /* positions a sequence may have; 0: the model's own, cut to what fits */
     int32_t n_seqs;         /* sequences at once; 0: what memory and CPUs allow, at most 8 */
-    int32_t batch_tokens;   /* rows of one step; 0: 512 + n_seqs */
+    int32_t batch_tokens;   /* rows of one step; 0: a chunk of a prompt (512) + n_seqs, and where
+                               nobody's next token is waited for, prompt_rows + n_seqs */
+    int32_t prompt_rows;    /* of prompts in such a step, several chunks of one, if memory has room
+                               for them beside all else; less than two chunks: one. 0: 2,048 on a
+                               device with memory of its own, else a chunk. Other values are for
+                               tests and measurements */
     const char *kv;         /* policy text, NULL: "full"; "auto": engine_advise()'s */
     uint64_t memory_bytes;  /* 0: what the machine has free */
     uint64_t extra_bytes;   /* the caller's own part of the plan (lanes, arenas, journal) */

@@ -17,6 +17,11 @@
 
 enum { MAX_SEQS = 4096, MAX_BATCH = 1 << 16, MAX_DRAFT_ROWS = 64, MOST_CHOSEN_SEQS = 8 };
 
+/* Tokens of a prompt in a step of a card: rows of one product of cublasLt
+ * (kernels/cuda/cublas.cuh), for which weights in blocks are unpacked once. More would gain little
+ * and keep others longer. */
+enum { JOINED_ROWS = 2048 };
+
 _Static_assert((int)ENGINE_PREFILL_OWN == (int)BACKEND_PREFILL_OWN &&
                    (int)ENGINE_PREFILL_CUBLAS == (int)BACKEND_PREFILL_CUBLAS,
                "one order");
@@ -48,6 +53,10 @@ static int check_config(const struct engine_config *c, struct error *reterr)
     if (c->batch_tokens < 0 || c->batch_tokens > MAX_BATCH) {
         return error_set(reterr, -EINVAL, "batch tokens: %d, but must be from 0 to %d",
                          c->batch_tokens, MAX_BATCH);
+    }
+    if (c->prompt_rows < 0 || c->prompt_rows > MAX_BATCH) {
+        return error_set(reterr, -EINVAL, "prompt rows: %d, but must be from 0 to %d",
+                         c->prompt_rows, MAX_BATCH);
     }
     if (c->n_draft < 0 || c->n_draft > ENGINE_MAX_DRAFT) {
         return error_set(reterr, -EINVAL, "drafted tokens: %d, but must be from 0 to %d",
@@ -290,10 +299,49 @@ int32_t prepared_rows(const struct prepared *p, int32_t n_seqs)
     return least > p->batch_tokens ? least : p->batch_tokens;
 }
 
-struct backend_limits prepared_limits(const struct prepared *p, int32_t ctx, int32_t n_seqs)
+int32_t prepared_most_rows(const struct prepared *p, int32_t n_seqs, int32_t prompt_rows)
+{
+    int32_t rows = prepared_rows(p, n_seqs);
+    int32_t joined = p->config.batch_tokens ? 0 : prompt_rows + n_seqs;
+
+    return joined > rows ? joined : rows;
+}
+
+/* Is there a policy under which a step may take several chunks of a prompt, in a model whose stores
+ * keep what every row writes? A ring would have to hold as many rows more. A recurrent layer's
+ * state is at hand at a step's end alone, and texts go on from copies of it at chunks' ends. */
+static bool may_join(const struct prepared *p)
+{
+    bool joins = false;
+
+    for (int32_t i = 0; i < p->mix.n; i++) {
+        joins = joins || policy_joins_chunks(&p->mix.part[i].policy);
+    }
+    for (int32_t i = 0; i < p->model->n_stores; i++) {
+        joins = joins && !p->model->stores[i].window && !p->model->stores[i].state_bytes;
+    }
+    return joins;
+}
+
+/* Tokens of a prompt that a step should take, 0 where that is no more than a chunk. A board's own
+ * products do not unpack weights, and its memory is everybody's; a CPU reads weights for a chunk in
+ * a fraction of its time. */
+static int32_t joined_rows(const struct prepared *p, bool own_memory)
+{
+    int32_t n = p->config.prompt_rows;
+
+    if (n == 0 && p->ops->async && own_memory) {
+        n = p->config.batch_tokens ? p->config.batch_tokens : JOINED_ROWS;
+    }
+    n = p->config.batch_tokens && p->config.batch_tokens < n ? p->config.batch_tokens : n;
+    return n >= 2 * p->max_chunk && may_join(p) ? n : 0;
+}
+
+struct backend_limits prepared_limits(const struct prepared *p, int32_t ctx, int32_t n_seqs,
+                                      int32_t prompt_rows)
 {
     struct backend_limits l = {
-        .max_rows = prepared_rows(p, n_seqs) + prepared_draft_rows(p, n_seqs),
+        .max_rows = prepared_most_rows(p, n_seqs, prompt_rows) + prepared_draft_rows(p, n_seqs),
         .max_decode = n_seqs + prepared_draft_rows(p, n_seqs),
         .max_seqs = n_seqs,
         .max_slots = model_attends(p->model) ? ctx : 0,
@@ -321,14 +369,16 @@ int32_t prepared_predicted(const struct prepared *p, int32_t ctx)
     return 0;
 }
 
-static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs, uint64_t *ret_host)
+static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs, int32_t prompt_rows,
+                            uint64_t *ret_host)
 {
     const struct prepared *p = arg;
-    struct backend_limits l = prepared_limits(p, ctx, n_seqs);
+    struct backend_limits l = prepared_limits(p, ctx, n_seqs, prompt_rows);
     struct sched_config sizes = {
         .ctx = ctx,
         .n_seqs = n_seqs,
         .batch_tokens = prepared_rows(p, n_seqs),
+        .most_rows = prepared_most_rows(p, n_seqs, prompt_rows),
         .max_chunk = p->max_chunk,
         .draft_rows = prepared_draft_rows(p, n_seqs),
         .predicted_slots = prepared_predicted(p, ctx),
@@ -423,6 +473,7 @@ int prepared_plan(const struct prepared *p, struct backend *be, struct plan *ret
         return r;
     }
     in.geometry.one_memory = in.device_available_bytes == 0;
+    in.joined_rows = joined_rows(p, in.device_available_bytes > 0);
     model_weight_bytes(p->model, p->ops, &p->be_config, &in.weights_bytes, &in.mapped_bytes);
     in.experts_bytes = model_expert_bytes(p->model, p->ops, &p->be_config);
     in.experts_mapped = p->be_config.expert_bytes > 0;

@@ -37,12 +37,16 @@ void prepared_finish(struct prepared *p);
 int prepared_plan(const struct prepared *p, struct backend *be, struct plan *ret,
                   struct geometry *ret_geometry, struct error *reterr) WARN_UNUSED;
 
-/* Rows of a step that prompts and decoding may fill, and of drafted tokens beside them. */
+/* Rows of a step that prompts and decoding may fill while a next token is waited for; the same
+ * where none is, and prompt_rows of one prompt (struct plan) may be among them; and rows of drafted
+ * tokens beside them. */
 int32_t prepared_rows(const struct prepared *p, int32_t n_seqs);
+int32_t prepared_most_rows(const struct prepared *p, int32_t n_seqs, int32_t prompt_rows);
 int32_t prepared_draft_rows(const struct prepared *p, int32_t n_seqs);
 
 /* What the backend must have room for. */
-struct backend_limits prepared_limits(const struct prepared *p, int32_t ctx, int32_t n_seqs);
+struct backend_limits prepared_limits(const struct prepared *p, int32_t ctx, int32_t n_seqs,
+                                      int32_t prompt_rows);
 
 /* Slots that a layer may be said to read a layer ahead; 0 where no policy predicts. */
 int32_t prepared_predicted(const struct prepared *p, int32_t ctx);

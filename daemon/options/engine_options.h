@@ -74,7 +74,8 @@ extern const char *const engine_option_no_yes[];
              "half of the free memory or all of `memory` holds them; with pool=disk 1"}, \
     {"batch-tokens", 0, OPTION_INT, ENGINE_AT(S, M, batch_tokens), \
      0, 1 << 20, .fallback = "0", \
-     .help = "tokens of one step of the scheduler; 0: 512 and one a sequence"}, \
+     .help = "tokens of one step of the scheduler; 0: 512 and one a sequence; on a GPU with " \
+             "memory of its own up to 2048 while nobody waits for a next token"}, \
     {"kv", 0, OPTION_STRING, ENGINE_AT(S, M, kv), \
      .metavar = "POLICY", \
      .help = "default cache policy, such as kv8+recency:50%ctx, of the words " POLICY_WORDS \

@@ -186,5 +186,7 @@ int32_t kv_observed_from(const struct cache *c, int32_t seq, int32_t pos0, int32
 /* How many of a chunk's n rows may be dealt out to calls of any size; the rest goes at once.
  * as_chunks: each call is then a chunk of its own. */
 int32_t kv_divisible(const struct cache *c, int32_t seq, int32_t pos0, int32_t n, bool as_chunks);
+/* May a call have several chunks of its prompt? */
+bool kv_joins_chunks(const struct cache *c, int32_t seq);
 
 #endif

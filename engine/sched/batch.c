@@ -5,9 +5,14 @@
  * prompts, as many as fit in batch_tokens, in turns of principals. While somebody waits for a next
  * token, chunks are read between batches (prompt.c); what cannot be (disks, devices that work
  * while the host does) has as many rows in a step as token_budget.h says. Where nobody who decodes
- * is in a hurry (urgency below 0), whole chunks ride beside the decode rows. What a sequence
- * computes does not depend on who else is served: a row has the same bits in any company, and a
- * chunk is cut only where its policy does not see that (kv_divisible()). */
+ * is in a hurry (urgency below 0), whole chunks ride beside the decode rows.
+ *
+ * A step in which nobody waits has most_rows, and of one prompt several chunks where the cache
+ * allows (kv_joins_chunks()); prompts share them. A chunk stays what policies see and what is kept.
+ *
+ * What a sequence computes does not depend on who else is served: a row has the same bits in any
+ * company, and chunks are cut or joined only where the policy does not see that (kv_divisible()).
+ */
 
 #include <assert.h>
 #include <errno.h>
@@ -156,6 +161,30 @@ static bool goes_before(const struct request *a, const struct request *b)
            (a->principal->chunk_turn == b->principal->chunk_turn && a->urgency > b->urgency);
 }
 
+static int32_t n_reading(const struct sched *s)
+{
+    int32_t n = 0;
+
+    for (const struct request *r = s->running.first; r; r = r->next) {
+        n += reads(s, r);
+    }
+    return n;
+}
+
+/* Instead of n rows, to a chunk's end, r's share of the room: whole chunks behind them, or all that
+ * is left. What is scored by credit has place for a chunk's hidden states. */
+static int32_t join_chunks(const struct sched *s, const struct request *r, int32_t room, int32_t n)
+{
+    int32_t most = s->config.prompt_rows < room ? s->config.prompt_rows : room;
+    int32_t left = r->n_prompt - r->n_fed;
+
+    most /= n_reading(s);
+    if (most <= n || r->stashes || !kv_joins_chunks(s->config.cache, r->seq)) {
+        return n;
+    }
+    return left <= most ? left : n + (most - n) / r->policy.chunk * r->policy.chunk;
+}
+
 /* The prompt whose turn it is, of those whose next rows fit. */
 static struct request *next_prompt(const struct sched *s, int32_t room, int32_t budget)
 {
@@ -242,19 +271,23 @@ int batch_build(struct sched *s)
     }
     b->patient = b->urgency < 0; /* or nobody decodes */
     int32_t budget = token_budget_room(&s->token_budget, b->patient ? 0 : b->rows.n_decode);
-    int32_t room = s->config.batch_tokens + s->drafts.n_rows - b->rows.n;
+    bool joins = b->patient && s->config.prompt_rows >= 2 * s->config.max_chunk;
+    int32_t most = b->patient ? s->config.most_rows : s->config.batch_tokens;
+    int32_t room = most + s->drafts.n_rows - b->rows.n;
 
+    room = joins && room > s->config.prompt_rows ? s->config.prompt_rows : room;
     room -= s->chunk.r ? s->config.max_chunk : 0; /* their hidden states */
     for (left = room; (r = next_prompt(s, left, budget)) != NULL;) {
         int32_t n = step_rows(s, r, left, budget);
 
+        n = joins ? join_chunks(s, r, left, n) : n;
         int e = add_rows(s, r, n);
 
         if (e) {
             return e;
         }
         left -= n;
-        budget = budget > n ? budget - n : 0;
+        budget = joins ? budget : budget > n ? budget - n : 0;
         r->principal->chunk_turn = ++s->turn;
     }
     int e = batch_choose_chunk(s, room);

@@ -29,10 +29,10 @@ struct batch {
     float *exit;                 /* (n_seqs) */
     int32_t *propose;            /* (n_seqs) */
     float least;                 /* probability of a token that is worth proposing */
-    int32_t *ids;                /* (batch_tokens) */
+    int32_t *ids;                /* (most_rows) */
     struct ops_rows rows;
-    struct wanted *wanted; /* (batch_tokens) */
-    int32_t *wanted_rows;  /* (batch_tokens) */
+    struct wanted *wanted; /* (most_rows) */
+    int32_t *wanted_rows;  /* (most_rows) */
     struct ops_sample_row *draws; /* (n_seqs) */
     int32_t *drawn;               /* (n_seqs) */
     int32_t n_wanted;

@@ -23,6 +23,9 @@ struct sched_config {
     int32_t ctx;
     int32_t n_seqs;
     int32_t batch_tokens; /* at least max_chunk + n_seqs */
+    int32_t most_rows;    /* of a step in which nobody's next token is waited for; less than
+                             batch_tokens: as many as these, */
+    int32_t prompt_rows;  /* and of one prompt in it; less than two chunks: one */
     int32_t max_chunk;
     int32_t draft_rows; /* beside batch_tokens: rows of drafted tokens in a step, of all sequences */
     bool draft_always; /* whatever it costs */

@@ -15,10 +15,15 @@ int32_t sched_logit_rows(int32_t n_seqs)
     return n_seqs > MIN_LOGIT_ROWS ? n_seqs : MIN_LOGIT_ROWS;
 }
 
+static int32_t most_rows(const struct sched_config *c)
+{
+    return c->most_rows > c->batch_tokens ? c->most_rows : c->batch_tokens;
+}
+
 static struct forward_limits limits_of(const struct sched_config *c)
 {
     return (struct forward_limits){
-        .max_rows = c->batch_tokens + c->draft_rows,
+        .max_rows = most_rows(c) + c->draft_rows,
         .max_seqs = c->n_seqs,
         .max_logits = sched_logit_rows(c->n_seqs),
         .predicted_slots = c->predicted_slots,
@@ -39,7 +44,7 @@ static void lay_batch(struct memory_arena *a, const struct sched_config *c, stru
                       float **logprobs)
 {
     size_t n_seqs = (size_t)c->n_seqs;
-    size_t n_rows = (size_t)c->batch_tokens + (size_t)c->draft_rows;
+    size_t n_rows = (size_t)most_rows(c) + (size_t)c->draft_rows;
 
     b->of = memory_arena_take(a, n_seqs * sizeof(struct request *));
     b->seqs = memory_arena_take(a, n_seqs * sizeof(*b->seqs));
@@ -100,6 +105,7 @@ int sched_create(const struct sched_config *config, struct sched **ret, struct e
     }
     assert(config->batch_tokens >= config->max_chunk + config->n_seqs);
     s->config = *config;
+    s->config.most_rows = most_rows(config);
     s->ops = m->ops;
     s->be = m->be;
     s->next_handle = 1;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 const char *fake_folder;
+int32_t fake_ctx = 256;
 
 int fake_engine(const char *model, const char *kv, int32_t n_seqs, struct engine **ret,
                 struct error *e)
@@ -24,7 +25,7 @@ int fake_engine(const char *model, const char *kv, int32_t n_seqs, struct engine
     c.n_overlays = strstr(kv, "infinigen") != NULL;
     c.backend = fake_path;
     c.kv = kv;
-    c.ctx = 256;
+    c.ctx = fake_ctx;
     c.n_seqs = n_seqs;
     c.n_threads = 1;
     return engine_create(&c, NULL, NULL, ret, e);

@@ -10,8 +10,9 @@
 enum { FAKE_PROMPT = 40, FAKE_NEW = 12 };
 
 extern const char *fake_folder; /* of the models: tests/data */
+extern int32_t fake_ctx;        /* of the engines made from here on; 256 unless changed */
 
-/* An engine of folder/model.gguf, 256 tokens, one thread; with infinigen in `kv`, under the overlay
+/* An engine of folder/model.gguf, one thread; with infinigen in `kv`, under the overlay
  * that rotates. As engine_create. */
 int fake_engine(const char *model, const char *kv, int32_t n_seqs, struct engine **ret,
                 struct error *e);

@@ -54,6 +54,8 @@ static void plan_holds(int device, const char *model, const char *kv)
     p = engine_plan_of(e);
     planned = d->integrated ? p->total_bytes : p->total_bytes - p->host_bytes;
     expect((p->device_available_bytes == 0) == (d->integrated != 0), "%s: whose memory it is", kv);
+    expect(p->prompt_rows == (d->integrated || p->ctx <= 256 ? 512 : 2048),
+           "%s: %d tokens of a prompt in a step", kv, p->prompt_rows);
     expect(fake.device_bytes(GRAIN) + fake.pinned_bytes() <= planned,
            "%s %s: %llu of %llu planned bytes", model, kv,
            (unsigned long long)fake.device_bytes(GRAIN), (unsigned long long)planned);
@@ -773,6 +775,11 @@ int main(int argc, char **argv)
         plan_holds(device, "arch_qwen35moe", "full");
         plan_holds(device, "arch_lfm2", "full");
         plan_holds(device, "arch_gpt_oss", "full");
+        fake_ctx = 4096; /* several chunks of a prompt in a step, but on a board */
+        plan_holds(device, "stories260K", "full");
+        plan_holds(device, "arch_qwen2moe", "fp8");
+        plan_holds(device, "cache_model", "infinigen:count=9");
+        fake_ctx = 256;
     }
     graphs_bounded(12 << 20, true);             /* room for some of them */
     graphs_bounded((uint64_t)1 << 30, false);   /* not for one */

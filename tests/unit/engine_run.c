@@ -21,6 +21,8 @@ uint32_t run_cpu_mask = UINT32_MAX;
 
 int32_t run_gap_target_ms;
 
+int32_t run_prompt_rows;
+
 const struct tier_calls *run_tier_calls;
 
 const char *run_overlay_below;
@@ -65,6 +67,7 @@ struct engine *run_engine_overlay(const char *model, const char *overlay, const 
     c.n_draft = run_draft;
     c.cpu_mask = run_cpu_mask;
     c.gap_target_ms = run_gap_target_ms;
+    c.prompt_rows = run_prompt_rows;
     c.tier_dir = "/tmp";
     c.tier_calls = run_tier_calls;
     c.draft_always = run_draft > 0;

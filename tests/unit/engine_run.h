@@ -43,6 +43,9 @@ extern int32_t run_gap_target_ms;
 /* Whether they keep prompts' pages; not unless changed. */
 extern bool run_keep_prefixes;
 
+/* Their engine_config.prompt_rows; 0 unless changed. */
+extern int32_t run_prompt_rows;
+
 /* How the file of pool=disk, which lies in /tmp, is read and written; NULL, as ever, unless
  * changed. */
 extern const struct tier_calls *run_tier_calls;

@@ -16,10 +16,17 @@ static const uint64_t full = UINT64_C(30) * 2 * 192 * 2 * 8192;
 
 static uint64_t extra_seq_bytes;
 
-static uint64_t no_scratch(const void *arg, int32_t ctx, int32_t n_seqs, uint64_t *ret_host)
+static int32_t
+    joined; /* tokens of a prompt that a step of the next plans should take; 0: a chunk */
+
+/* A MiB, which no rounding hides, for each 512 tokens of a prompt beyond the first. */
+static uint64_t no_scratch(const void *arg, int32_t ctx, int32_t n_seqs, int32_t prompt_rows,
+                           uint64_t *ret_host)
 {
-    *ret_host = 600;
-    return 1000;
+    uint64_t more = (uint64_t)(prompt_rows - 512) / 512 << 20;
+
+    *ret_host = 600 + more / 4;
+    return 1000 + more;
 }
 
 static uint64_t device_available; /* of the next plans; 0: one memory */
@@ -49,6 +56,7 @@ static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char 
         .device_available_bytes = device_available,
         .limit_bytes = limit,
         .most_seqs = 8,
+        .joined_rows = joined,
         .scratch = no_scratch,
     };
 
@@ -364,6 +372,85 @@ Test(plan, a_device_of_its_own)
     cr_assert_gt(p.max_ctx, CTX - 100);
     cr_assert_lt(p.max_ctx, CTX);
     device_available = 0;
+}
+
+static char *printed(const struct plan *p)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+
+    plan_print_table(p, f);
+    (void)fclose(f);
+    return text;
+}
+
+/* A step takes several chunks of a prompt where memory is left for it, to the byte; else one, with
+ * the same context and as many sequences. */
+Test(plan, chunks_are_joined_where_memory_is_left)
+{
+    const uint64_t more = 3 << 20; /* of no_scratch(), a quarter of it the host's */
+    struct error e = {0};
+    struct plan one = plan_of("full", 30);
+    struct plan p;
+
+    cr_assert_eq(one.prompt_rows, 512);
+    cr_assert_eq(one.joined_rows, 0);
+    uint64_t all = one.total_bytes + one.mapped_bytes + more;
+
+    joined = 2048;
+    cr_assert_eq(make("full", 30, CTX, 1, all, &p, &e), 0, "%s", e.text);
+    cr_assert_eq(p.prompt_rows, 2048);
+    cr_assert_eq(p.total_bytes, one.total_bytes + more);
+    cr_assert_eq(p.scratch_bytes, one.scratch_bytes + more);
+    cr_assert_eq(p.host_bytes, one.host_bytes + more / 4);
+    cr_assert_eq(p.total_bytes, p.weights_bytes + p.kv_bytes + p.policy_bytes +
+                                    p.prefill_peak_bytes + p.scratch_bytes + p.index_bytes +
+                                    p.lane_bytes);
+    char *text = printed(&p);
+
+    cr_assert(strstr(text, "prompts are read by 2048 tokens a step while"), "%s", text);
+    free(text);
+    cr_assert_eq(make("full", 30, CTX, 1, all - 1, &p, &e), 0, "%s", e.text);
+    cr_assert_eq(p.prompt_rows, 512, "a byte is lacking");
+    cr_assert_eq(p.total_bytes, one.total_bytes);
+    text = printed(&p);
+    cr_assert(strstr(text, "by 512 tokens a step; 2048, which is faster, takes 3.0 MiB more"), "%s",
+              text);
+    free(text);
+
+    device_available = one.total_bytes - one.host_bytes + more - more / 4;
+    cr_assert_eq(make("full", 30, CTX, 1, one.host_bytes + one.mapped_bytes + more / 4, &p, &e), 0);
+    cr_assert_eq(p.prompt_rows, 2048);
+    cr_assert_eq(make("full", 30, CTX, 1, one.host_bytes + one.mapped_bytes, &p, &e), 0);
+    cr_assert_eq(p.prompt_rows, 512, "the host lacks some");
+    device_available--;
+    cr_assert_eq(make("full", 30, CTX, 1, UINT64_MAX, &p, &e), 0);
+    cr_assert_eq(p.prompt_rows, 512, "the device lacks a byte");
+    device_available = 0;
+
+    /* A context and sequences that follow from memory are those of steps of a chunk. */
+    struct plan q;
+
+    for (int32_t n_seqs = 0; n_seqs <= 2; n_seqs += 2) {
+        int32_t ctx = n_seqs ? 0 : CTX;
+
+        joined = 0;
+        cr_assert_eq(make("full", 30, ctx, n_seqs, full, &p, &e), n_seqs ? 0 : -ENOMEM);
+        joined = 2048;
+        cr_assert_eq(make("full", 30, ctx, n_seqs, full, &q, &e), n_seqs ? 0 : -ENOMEM);
+        cr_assert_eq(q.ctx, p.ctx);
+        cr_assert_eq(q.n_seqs, p.n_seqs);
+        cr_assert_eq(q.max_ctx, p.max_ctx);
+        cr_assert_eq(q.max_sequences, p.max_sequences);
+        cr_assert_eq(q.prompt_rows, 512);
+    }
+    /* No more rows than there can be tokens of prompts. */
+    cr_assert_eq(make("full", 30, 700, 2, UINT64_MAX, &p, &e), 0, "%s", e.text);
+    cr_assert_eq(p.prompt_rows, 1400);
+    cr_assert_eq(make("full", 30, 700, 1, UINT64_MAX, &p, &e), 0, "%s", e.text);
+    cr_assert_eq(p.prompt_rows, 512);
+    joined = 0;
 }
 
 Test(plan, mix_shares_the_bytes)

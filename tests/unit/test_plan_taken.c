@@ -104,6 +104,7 @@ struct setting {
     bool keep_prefixes;
     int32_t n_draft;
     bool experts_mapped;
+    int32_t prompt_rows;
 };
 
 static const struct setting settings[] = {
@@ -145,6 +146,9 @@ static const struct setting settings[] = {
     {"fp8+kvzap:50%,min=8", "cache_scores.gguf", 1000, 5, 0},
     {"kvzap:30,prefill=bounded,chunk=16", "cache_scores.gguf", 128, 3, 0},
     {"snapkv:50%,heads=adaptive", NULL, 1024, 3, 0},
+    {"full", NULL, 4096, 2, 0, .prompt_rows = 2048},
+    {"kv8", "cache_swiftkv_2_1.gguf", 4096, 2, 0, true, 15, .prompt_rows = 2048},
+    {"full=60%;fp8+h2o:50%ctx=40%", NULL, 4096, 2, 0, .prompt_rows = 2048},
 };
 
 static struct engine *create(const struct setting *s, const char *model, const char *backend)
@@ -165,6 +169,7 @@ static struct engine *create(const struct setting *s, const char *model, const c
     c.batch_tokens = s->batch_tokens;
     c.keep_prefixes = s->keep_prefixes;
     c.n_draft = s->n_draft;
+    c.prompt_rows = s->prompt_rows;
     c.kv = s->kv;
     c.experts = s->experts_mapped ? ENGINE_EXPERTS_MAPPED : ENGINE_EXPERTS_HELD;
     c.tier_dir = "/tmp";
@@ -192,6 +197,7 @@ static int64_t compare(const struct setting *s, const char *model, const char *b
     mapped = memory_mapped_bytes() - mapped;
     held = atomic_load(&heap) - held;
     cr_assert_eq(p->lane_bytes, 12345 + 100 * (uint64_t)p->n_seqs);
+    cr_assert(s->prompt_rows == 0 || p->prompt_rows == s->prompt_rows, "%s", s->kv);
     cr_assert_eq(mapped, said - p->index_bytes, "%s, %s, %s: %zu bytes planned, %zu taken", backend,
                  s->kv, s->overlay ? s->overlay : "no overlay", (size_t)(said - p->index_bytes),
                  (size_t)mapped);

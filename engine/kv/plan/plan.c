@@ -3,7 +3,8 @@
  *
  * A plan for one (context, sequences) pair is a pure function, so the largest context and the
  * largest number of sequences are found by halving. Context 0 means the model's own where it fits,
- * else the largest that does, down to 256 positions. */
+ * else the largest that does, down to 256 positions. Both count on steps of one chunk of a prompt;
+ * several go in one where what is left over has room for them. */
 
 #include "engine/kv/plan/plan.h"
 
@@ -23,8 +24,8 @@ enum {
 
 /* ---- one pair -------------------------------------------------------------------------------- */
 
-static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, struct plan *p,
-                    struct geometry *ret_geometry, struct error *reterr)
+static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, int32_t prompt_rows,
+                    struct plan *p, struct geometry *ret_geometry, struct error *reterr)
 {
     struct geometry s;
     uint64_t host = 0;
@@ -64,6 +65,7 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .n_checkpoints = s.n_checkpoints,
         .ctx = ctx,
         .n_seqs = n_seqs,
+        .prompt_rows = prompt_rows,
         .n_classes = s.n_classes,
     };
     for (int32_t i = 0; i < s.n_classes; i++) {
@@ -76,8 +78,8 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         p->recurrent_bytes += s.classes[i].state ? c->page_bytes * c->n_pages : 0;
     }
     /* What the cache takes beside what has a line of its own: tables, and sizes made even. */
-    p->scratch_bytes = in->scratch(in->arg, ctx, n_seqs, &host) + cache_bytes(&s) - p->kv_bytes -
-                       p->policy_bytes - p->prefill_peak_bytes - p->tier_bytes;
+    p->scratch_bytes = in->scratch(in->arg, ctx, n_seqs, prompt_rows, &host) + cache_bytes(&s) -
+                       p->kv_bytes - p->policy_bytes - p->prefill_peak_bytes - p->tier_bytes;
     p->total_bytes = p->weights_bytes + p->kv_bytes + p->policy_bytes + p->prefill_peak_bytes +
                      p->scratch_bytes + p->tier_bytes + p->index_bytes + p->lane_bytes;
     p->host_bytes = host + cache_host_bytes(&s) + p->index_bytes + p->lane_bytes;
@@ -97,7 +99,7 @@ static bool fits(const struct plan_input *in, int32_t ctx, int32_t n_seqs)
 {
     struct plan p;
 
-    return evaluate(in, ctx, n_seqs, &p, NULL, NULL) == 0 && p.fits;
+    return evaluate(in, ctx, n_seqs, in->geometry.max_chunk, &p, NULL, NULL) == 0 && p.fits;
 }
 
 /* The largest value of [1, max] that fits, 0 for none; what fits fits with less too. */
@@ -197,6 +199,27 @@ static int32_t choose_seqs(const struct plan_input *in)
     return n > 1 ? n : 1;
 }
 
+/* Several chunks of a prompt in a step, if they fit beside what the plan has: never at the cost of
+ * its context or its sequences. No more of them than all sequences can hold. */
+static void join_chunks(const struct plan_input *in, struct plan *p)
+{
+    int64_t most = (int64_t)p->ctx * p->n_seqs;
+    int32_t rows = in->joined_rows < most ? in->joined_rows : (int32_t)most;
+    struct plan joined;
+
+    if (rows < 2 * p->prompt_rows || evaluate(in, p->ctx, p->n_seqs, rows, &joined, NULL, NULL)) {
+        return;
+    }
+    p->joined_rows = rows;
+    p->joined_bytes = joined.total_bytes - p->total_bytes;
+    if (joined.fits) {
+        p->prompt_rows = joined.prompt_rows;
+        p->scratch_bytes = joined.scratch_bytes;
+        p->total_bytes = joined.total_bytes;
+        p->host_bytes = joined.host_bytes;
+    }
+}
+
 int plan_make(const struct plan_input *wanted, struct plan *ret, struct geometry *ret_geometry,
               struct error *reterr)
 {
@@ -213,7 +236,8 @@ int plan_make(const struct plan_input *wanted, struct plan *ret, struct geometry
     if (in->geometry.ctx == 0 && max_ctx < ctx && max_ctx >= MIN_CTX) {
         ctx = max_ctx;
     }
-    int r = evaluate(in, ctx, in->geometry.n_seqs, ret, ret_geometry, reterr);
+    int32_t chunk = in->geometry.max_chunk;
+    int r = evaluate(in, ctx, in->geometry.n_seqs, chunk, ret, ret_geometry, reterr);
     struct plan least;
 
     if (r) {
@@ -221,13 +245,14 @@ int plan_make(const struct plan_input *wanted, struct plan *ret, struct geometry
     }
     ret->ctx_is_cut = in->geometry.ctx == 0 && ctx < in->ctx_model;
     if (max_ctx < LEAST_CTX &&
-        evaluate(in, LEAST_CTX, in->geometry.n_seqs, &least, NULL, NULL) == 0) {
+        evaluate(in, LEAST_CTX, in->geometry.n_seqs, chunk, &least, NULL, NULL) == 0) {
         ret->least_bytes = least.total_bytes + least.mapped_bytes;
     }
     ret->ctx_model = in->ctx_model;
     ret->max_ctx = max_ctx >= LEAST_CTX ? max_ctx : 0;
     ret->max_sequences = search(in, GEOMETRY_MOST_SEQS, ctx, false);
     policy_print(&in->geometry.mix.part[0].policy, ret->policy, sizeof(ret->policy));
+    join_chunks(in, ret);
     return ret->fits ? 0 : refuse(ret, reterr);
 }
 
@@ -296,9 +321,9 @@ void plan_print_json(const struct plan *p, FILE *out)
     }
     fprintf(out,
             "\"ctx\": %d, \"sequences\": %d, \"fits\": %s, \"max_ctx\": %d, "
-            "\"max_sequences\": %d, \"trained_ctx\": %d}\n",
+            "\"max_sequences\": %d, \"trained_ctx\": %d, \"prompt_rows\": %d}\n",
             p->ctx, p->n_seqs, p->fits ? "true" : "false", p->max_ctx, p->max_sequences,
-            p->ctx_model);
+            p->ctx_model, p->prompt_rows);
 }
 
 static void print_advice(const struct policy_advice *a, FILE *out)
@@ -313,6 +338,19 @@ static void print_advice(const struct policy_advice *a, FILE *out)
     }
     fprintf(out, "%s\n",
             a->evicts ? ";\n  it evicts tokens: what was evicted cannot be quoted" : "");
+}
+
+static void print_joined(const struct plan *p, FILE *out)
+{
+    if (p->prompt_rows == p->joined_rows) {
+        fprintf(out, "prompts are read by %d tokens a step while nobody waits for a next token\n",
+                p->prompt_rows);
+    } else {
+        fprintf(out,
+                "prompts are read by %d tokens a step; %d, which is faster, takes %.1f MiB more, "
+                "and these are not free\n",
+                p->prompt_rows, p->joined_rows, (double)p->joined_bytes / (1 << 20));
+    }
 }
 
 void plan_print_table(const struct plan *p, FILE *out)
@@ -356,6 +394,9 @@ void plan_print_table(const struct plan *p, FILE *out)
         fprintf(out, "a token reads %d of the %d experts of a layer\n", p->n_used, p->n_expert);
     }
     fprintf(out, "policy %s\n", p->policy);
+    if (p->joined_rows > 0 && p->fits) {
+        print_joined(p, out);
+    }
     if (p->advice) {
         print_advice(p->advice, out);
     }

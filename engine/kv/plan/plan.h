@@ -64,6 +64,9 @@ struct plan {
     int32_t ctx_model;     /* that the model was trained on */
     int32_t max_ctx;       /* that would fit with n_seqs */
     int32_t max_sequences; /* that would fit with ctx */
+    int32_t prompt_rows;   /* tokens of one prompt in a step, at most */
+    int32_t joined_rows;   /* what that would be at best (plan_input); 0: no more than a chunk, */
+    uint64_t joined_bytes; /* and so many bytes more are taken for it, or would be */
     int32_t n_classes;
     struct plan_class page_classes[GEOMETRY_MAX_CLASSES];
     char policy[KV_TEXT_MAX]; /* canonical, of the default */
@@ -89,8 +92,12 @@ struct plan_input {
     uint64_t limit_bytes; /* --memory, 0: none */
     uint64_t available_bytes;
     uint64_t device_available_bytes; /* of a device with memory of its own, else 0 */
-    /* Scratch for a context and a number of sequences; *ret_host: how much of it is the host's. */
-    uint64_t (*scratch)(const void *arg, int32_t ctx, int32_t n_seqs, uint64_t *ret_host);
+    int32_t joined_rows; /* of one prompt, several chunks, that a step takes where there is memory
+                            for it beside all else; 0: none, a chunk (geometry.max_chunk) */
+    /* Scratch for a context, a number of sequences and tokens of one prompt in a step; *ret_host:
+     * how much of it is the host's. */
+    uint64_t (*scratch)(const void *arg, int32_t ctx, int32_t n_seqs, int32_t prompt_rows,
+                        uint64_t *ret_host);
     const void *arg;
 };
 

@@ -71,7 +71,8 @@ const struct word_option option_chunk = {
     .offset = WORD_FIELD(chunk),
     .min = 1,
     .max = 65536,
-    .help = "prompt tokens read at once; part of the policy because results may depend on it"};
+    .help = "prompt tokens that are scored, cut and kept together; part of the policy because "
+            "results may depend on it"};
 const struct word_option option_layers = {
     .name = "layers",
     .type = WORD_VALUE,

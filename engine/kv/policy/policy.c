@@ -52,6 +52,11 @@ bool policy_cuts_chunks(const struct policy *p)
     return p->prefill == POLICY_BOUNDED;
 }
 
+bool policy_joins_chunks(const struct policy *p)
+{
+    return !policy_evicts(p) && !policy_on_disk(p);
+}
+
 bool policy_one_turn(const struct policy *p)
 {
     return p->mode == POLICY_AS_SHIPPED;

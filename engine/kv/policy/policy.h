@@ -166,6 +166,10 @@ bool policy_predicts(const struct policy *p);
 bool policy_only_appends(const struct policy *p);
 /* Is a long prompt cut after each chunk? */
 bool policy_cuts_chunks(const struct policy *p);
+/* Does nothing happen between the chunks of a prompt, so that a step may take several of them? Not
+ * where tokens are evicted (their scores count from chunks), nor where a file is written chunk by
+ * chunk. */
+bool policy_joins_chunks(const struct policy *p);
 /* Is the key set fixed at the end of the first prompt, so that there is no second turn? */
 bool policy_one_turn(const struct policy *p);
 /* Are keys stored less a constant, where the model has one (engine/model/center.h)? In 8 bits or

@@ -83,6 +83,17 @@ int32_t kv_divisible(const struct cache *c, int32_t seq, int32_t pos0, int32_t n
     return by_row ? max_i32(o.row_first, 0) : 0;
 }
 
+bool kv_joins_chunks(const struct cache *c, int32_t seq)
+{
+    const struct cache_seq *q = &c->seqs[seq];
+    bool joins = policy_joins_chunks(&q->policy);
+
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        joins = joins && c->geometry.arrays[i].kind->appends;
+    }
+    return joins;
+}
+
 /* ---- the rows ---------------------------------------------------------------------------------
  */
 
