@@ -58,6 +58,7 @@ struct config {
     int64_t clients;
     int64_t urgency;
     int64_t gap_target;
+    int64_t prompt_rows;
     int64_t prompt;
     int64_t long_prompt;
     int64_t answer;
@@ -92,6 +93,7 @@ static const struct option_row rows[] = {
     {"limits", 0, OPTION_FLAG, ROW(limits), .help = "measure what the machine reads and multiplies, too"},
     {"resident", 0, OPTION_FLAG, ROW(resident), .help = "print what is resident at the end, and the plan"},
     {"share-limit", 0, OPTION_INT, ROW(share_limit), 0, 100000, .fallback = "0", .metavar = "PERCENT", .help = "fail if decode reads more than so much of the measured rate; 0: no limit"},
+    {"prompt-rows", 0, OPTION_INT, ROW(prompt_rows), 0, 1 << 16, .fallback = "0", .metavar = "N", .help = "tokens of a prompt in a step; 1: a chunk, 0: as the daemon, 2048 on a GPU with memory of its own"},
     {"copy-bytes", 0, OPTION_BYTES, ROW(copy_bytes), .fallback = "256MiB", .help = "what the measured rate of a device copies; more than its caches hold"},
     {"kernels", 0, OPTION_STRING, ROW(kernels), .metavar = "FILE.csv", .help = "of the backend cuda: what each kernel takes, in a sample more of each figure, in which they run one by one"},
     {"arrivals", 0, OPTION_STRING, ROW(arrivals), .metavar = "RATE,RATE...", .help = "serve requests that arrive at random, so many a second (0: all at once)"},
@@ -242,6 +244,7 @@ static struct engine_config engine_config_of(const struct config *c, const char 
     ec.kv = kv;
     ec.n_seqs = (int32_t)c->batch;
     ec.ctx = (int32_t)c->ctx;
+    ec.prompt_rows = (int32_t)c->prompt_rows;
     return ec;
 }
 
