@@ -36,7 +36,7 @@ PROMPT = 860.0    # us of a prompt beside its kernels: 8B of 4 and of 32 layers,
 # Supposed.
 ORIN_REACH, LATE = 0.85, 1.2  # of memory's rate; us more of a kernel that cannot begin early
 # Counted.
-CHUNK, SLOTS = 512, 221  # tokens of a prompt that go at once; slots in the middle of what a bench draws at 128
+CHUNK, SLOTS = 512, 221  # tokens of a prompt that went at once when it was measured; slots in the middle of what a bench draws at 128
 LAYER_KERNELS, STEP_KERNELS, CUT_KERNELS = 6, 3, 2  # of a decode layer; embedding, gather, head; attention and join
 
 Device = namedtuple("Device", "read issue matrix sms kernel alone tile prompt_kernels")
