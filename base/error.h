@@ -16,6 +16,7 @@
  *   -EBUSY      full for now; trying later may succeed
  *   -ENOTSUP    known, but not offered by this build, model or backend
  *   -ENOENT     no such file, tensor, key or request
+ *   -EPERM      a file or a folder that others own or may write; another user's thing
  *   -ECANCELED  somebody asked for the end
  *   -ENODEV     no device, or the device is lost */
 

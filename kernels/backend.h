@@ -139,7 +139,7 @@ struct backend {
     /* The backend's own struct begins with this one. */
 };
 
-/* "ref", "cpu"; "cuda" opens the module (-ENODEV with the cause); "auto": cuda, else cpu. With a slash:
+/* "ref", "cpu"; "cuda" opens the module (-ENODEV, -EPERM with the cause); "auto": cuda, else cpu. With a slash:
  * the file of a module (kernels/module.h). */
 int backend_find(const char *name, const struct backend_ops **ret, struct error *reterr) WARN_UNUSED;
 

@@ -26,11 +26,15 @@ int module_open(const char *path, const struct backend_ops **ret, struct error *
 /* A symbol of the module that was opened last, for benches; NULL: it has none, or none was. */
 const void *module_symbol(const char *name);
 
-/* The CUDA module of the build folder that `program` lies in: its path, if its folders are such
- * that nobody else can have put it there; else -ENOENT. */
-int module_beside(const char *program, char *ret, size_t size) WARN_UNUSED;
+/* The CUDA module of the build folder that `program`, a real path, lies in: its path. -ENOENT: none
+ * is there, and reterr is not written; -EPERM: others could have put it there. */
+int module_beside(const char *program, char *ret, size_t size, struct error *reterr) WARN_UNUSED;
 
-/* The CUDA module beside this program: MODULE_DIR, or in a build folder where the build put it. */
+/* The one installed in `folder`, else the one beside `program`. -ENODEV: neither is there. */
+int module_find(const char *folder, const char *program, char *ret, size_t size,
+                struct error *reterr) WARN_UNUSED;
+
+/* Finds this program's CUDA module (MODULE_DIR, or beside it) and opens it. */
 int module_open_cuda(const struct backend_ops **ret, struct error *reterr) WARN_UNUSED;
 
 #endif

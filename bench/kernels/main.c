@@ -167,6 +167,7 @@ static int find_module(const struct config *c, char *path, size_t size, struct e
 {
     char program[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 1);
+    int r;
 
     if (c->module) {
         bool fits = (size_t)snprintf(path, size, "%s", c->module) < size;
@@ -174,10 +175,9 @@ static int find_module(const struct config *c, char *path, size_t size, struct e
         return fits ? 0 : error_set(e, -ENAMETOOLONG, "%s", c->module);
     }
     program[n > 0 ? n : 0] = '\0';
-    if (module_beside(program, path, size)) {
-        return error_set(e, -ENOENT, "no libpipit-cuda.so beside this program: give --module");
-    }
-    return 0;
+    r = module_beside(program, path, size, e);
+    return r == -ENOENT ? error_set(e, r, "no libpipit-cuda.so beside this program: give --module")
+                        : r;
 }
 
 static int open_device(struct kbench *k, const struct config *c, struct error *e)

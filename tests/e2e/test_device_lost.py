@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """A daemon on the CUDA backend whose device is lost in the middle of answers: the engine ends with that cause, the front
-starts another, and every answer goes on without a gap. The device is emulated (tests/cuda/emu).
+starts another, and every answer goes on without a gap. The device is emulated (tests/cuda/emu). And a module that others could
+have put there: it is not opened, and the cause names the folder.
 
 usage: test_device_lost.py libpipit-cuda-emu.so [unittest arguments]"""
 import os
@@ -15,7 +16,7 @@ FROM = os.environ.get("PIPIT_BUILD", "build")
 TREE = tempfile.mkdtemp(prefix="pipit-")
 os.environ["PIPIT_BUILD"] = TREE  # programs that find the module beside them, as in a build folder
 
-from daemon import Daemon  # noqa: E402
+from daemon import SLOW, Daemon  # noqa: E402
 from lane import DONE, F_REPLAYED, prompt, text_of  # noqa: E402
 
 
@@ -65,6 +66,29 @@ class DeviceLost(unittest.TestCase):
         self.assertFalse(os.path.exists(lost))
         self.assertEqual(lane.status().n_restarts, 1)
         self.assertRegex(d.text(), r"pipit-engine: the CUDA device \(.*\) is lost: ")
+        lane.close()
+
+
+class OthersModule(unittest.TestCase):
+    def setUp(self):
+        self.folder = os.path.join(os.path.realpath(TREE), "kernels")
+        os.chmod(self.folder, 0o777)
+        self.addCleanup(os.chmod, self.folder, 0o755)
+        self.cause = f"{self.folder} may be written by all users (mode 0777)"
+
+    def test_cuda_fails(self):
+        d = Daemon(backend="cuda", wait=False)
+        self.addCleanup(d.stop)
+        self.assertEqual(d.process.wait(20 * SLOW), 2, d.text())
+        self.assertIn(f'backend "cuda": {self.cause}', d.text())
+
+    def test_auto_takes_the_cpu(self):
+        d = Daemon(backend="auto")
+        self.addCleanup(lambda: self.assertEqual(d.stop(), 0, d.text()))
+        lane = d.ready()
+        self.assertTrue(text_of(lane.events(lane.request(prompt("The little dog", 4)))))
+        self.assertIn(f"backend auto: no GPU is used ({self.cause}", d.text())
+        self.assertTrue(lane.status().backend.startswith(b"cpu"), lane.status().backend)
         lane.close()
 
 
