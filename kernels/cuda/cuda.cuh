@@ -134,7 +134,7 @@ struct cuda {
 
 /* ---- err.cu --------------------------------------------------------------------------------- */
 
-/* 0 or a negative errno; records the call when the error is sticky. */
+/* 0 or a negative errno; the call and the error are news, but for -ENOMEM. */
 int cuda_err(struct cuda *cu, cudaError_t e, const char *call);
 /* The same with a text; cu may be NULL. */
 int cuda_error(struct cuda *cu, cudaError_t e, const char *call, struct error *reterr);

@@ -3,7 +3,9 @@
  *
  * Sticky errors (a kernel that faulted, a device that fell off the bus) leave the process's context
  * unusable: the backend is marked lost with the call and the cause, every later operation answers
- * -ENODEV, and the engine process ends so that its parent can start another. */
+ * -ENODEV, and the engine process ends so that its parent can start another. Any other is news with
+ * the call, but for a want of memory, which the requests that it ends tell: what fails a step has a
+ * name. Who goes on without the call says so instead. */
 
 #include <cerrno>
 #include <cstdio>
@@ -40,8 +42,8 @@ static int errno_of(cudaError_t e)
     case cudaErrorInvalidValue:
     case cudaErrorInvalidConfiguration:
         return -EINVAL;
-    case cudaErrorNotSupported:
-        return -ENOTSUP;
+    case cudaErrorNotSupported: /* -ENOTSUP is an operation that is not offered: another is taken */
+        return -EIO;
     default:
         return -ENODEV; /* no device, no driver, no code for it, or lost */
     }
@@ -58,6 +60,10 @@ int cuda_err(struct cuda *cu, cudaError_t e, const char *call)
         (void)snprintf(cu->cause, sizeof(cu->cause), "%s: %s", call, cudaGetErrorString(e));
         (void)snprintf(cu->news, sizeof(cu->news), "the CUDA device (%.60s) is lost: %.150s",
                        cu->device_name, cu->cause);
+    }
+    if (cu && !cu->lost && e != cudaErrorMemoryAllocation) {
+        (void)snprintf(cu->news, sizeof(cu->news), "CUDA %.80s: %.120s", call,
+                       cudaGetErrorString(e));
     }
     return is_sticky(e) ? -ENODEV : errno_of(e);
 }

@@ -17,17 +17,24 @@
  * never joined ends with the graph: what comes behind a graph waits for all of it. Kernel by kernel
  * the same by a second stream and two events, and whatever is flushed is joined. From sm_90 on
  * those that wait for themselves (CUDA_LAUNCH_EARLY) are launched while the one ahead still runs:
- * the edge between the two is a programmatic one. If the driver refuses such an edge or a change
- * behind one, graphs are made without. Kernel by kernel there are none; so go steps whose kernels
- * are timed (times.cu). Victims are noted ahead of a step, and looked for by its list's first
- * kernel (victim.cu). Every other call of the backend that touches the device hands over first
- * (cuda_queue_flush), so the order of calls is kept. Lists longer than QUEUE_MAX go in parts. If
- * the driver refuses a graph, launches go one by one from then on. Nothing is allocated here but at
- * creation; graphs are the driver's. What it takes of the device for them is not documented, so the
- * plan sets GRAPH_BYTES aside for each, and each is measured as it is made. One that goes beyond
- * the sum is given back, and with it one that was not used for BACK_MIN lists; the next is tried
- * after BACK_MIN lists, then twice as many each time. Where host and device share their memory, or
- * the driver does not say what is free, a graph counts as GRAPH_BYTES.
+ * the edge between the two is a programmatic one. Kernel by kernel there are none; so go steps
+ * whose kernels are timed (times.cu). Victims are noted ahead of a step, and looked for by its
+ * list's first kernel (victim.cu). Every other call of the backend that touches the device hands
+ * over first (cuda_queue_flush), so the order of calls is kept. Lists longer than QUEUE_MAX go in
+ * parts.
+ *
+ * A graph that the driver refuses, be it a node, an edge, the whole, a change or a launch, costs no
+ * step: all graphs are given back, and the list goes kernel by kernel. The next ones are made
+ * without programmatic edges. If there were none, or memory is what is missing, that was the last
+ * graph. News name the call, the error and the consequence. A refused launch of one kernel ends the
+ * step with the kernel's name.
+ *
+ * Nothing is allocated here but at creation; graphs are the driver's. What it takes of the device
+ * for them is not documented, so the plan sets GRAPH_BYTES aside for each, and each is measured as
+ * it is made. One that goes beyond the sum is given back, and with it one that was not used for
+ * BACK_MIN lists; the next is tried after BACK_MIN lists, then twice as many each time. Where host
+ * and device share their memory, or the driver does not say what is free, a graph counts as
+ * GRAPH_BYTES.
  *
  * On an H200 a launch costs 0.50 us in a chain, and 0.43 us with programmatic edges. */
 
@@ -75,7 +82,9 @@ struct cuda_queue {
     uint64_t seen[QUEUE_SEEN]; /* shapes that had no graph yet */
     uint32_t n_seen;
     uint64_t clock; /* lists handed over */
-    bool active, refused;
+    bool active;
+    bool refused;      /* no graph any more */
+    const char *call;  /* that failed last, for a graph */
     bool early, side, join; /* the call that comes next */
     bool branch;            /* a call beside was taken that none behind it has joined */
     bool beside;       /* the second stream has work that the first has not waited for */
@@ -291,7 +300,14 @@ static cudaError_t depend_early(cudaGraph_t g, cudaGraphNode_t from, cudaGraphNo
 #endif
 }
 
-static cudaError_t build(struct graph *g, const struct list *l, cudaStream_t stream, bool early)
+/* Notes which call it was that failed. */
+static cudaError_t tried(struct cuda *cu, cudaError_t e, const char *call)
+{
+    cu->queue->call = e == cudaSuccess ? cu->queue->call : call;
+    return e;
+}
+
+static cudaError_t build(struct cuda *cu, struct graph *g, const struct list *l)
 {
     int32_t last[2] = {-1, -1}; /* of the main chain, on the side */
     void **args;
@@ -299,11 +315,11 @@ static cudaError_t build(struct graph *g, const struct list *l, cudaStream_t str
 
     copy_list(&g->list, l);
     args = g->list.pointer;
-    e = cudaGraphCreate(&g->graph, 0);
+    e = tried(cu, cudaGraphCreate(&g->graph, 0), "cudaGraphCreate");
     for (int32_t i = 0; i < l->n && e == cudaSuccess; args += l->call[i++].n_args) {
         const struct cuda_call *c = &l->call[i];
         struct cudaKernelNodeParams p = node_params(c, args);
-        bool ahead = early && last[0] >= 0 && c->early && !c->join;
+        bool ahead = cu->early && last[0] >= 0 && c->early && !c->join;
         cudaGraphNode_t behind[2];
         size_t n = 0;
 
@@ -313,16 +329,22 @@ static cudaError_t build(struct graph *g, const struct list *l, cudaStream_t str
         if (last[1] >= 0 && (c->side || c->join)) {
             behind[n++] = g->node[last[1]];
         }
-        e = cudaGraphAddKernelNode(&g->node[i], g->graph, behind, n, &p);
+        e = tried(cu, cudaGraphAddKernelNode(&g->node[i], g->graph, behind, n, &p),
+                  "cudaGraphAddKernelNode");
         if (e == cudaSuccess && ahead) {
-            e = depend_early(g->graph, g->node[last[0]], g->node[i]);
+            e = tried(cu, depend_early(g->graph, g->node[last[0]], g->node[i]),
+                      "cudaGraphAddDependencies");
         }
         last[1] = c->join ? -1 : last[1]; /* the main chain is behind it from here on */
         last[c->side] = i;
     }
-    e = e == cudaSuccess ? cudaGraphInstantiate(&g->exec, g->graph, 0) : e;
-    /* Its memory is taken now, not by the first launch. */
-    return e == cudaSuccess ? cudaGraphUpload(g->exec, stream) : e;
+    if (e == cudaSuccess) {
+        e = tried(cu, cudaGraphInstantiate(&g->exec, g->graph, 0), "cudaGraphInstantiate");
+    }
+    if (e == cudaSuccess) { /* its memory is taken now, not by the first launch */
+        e = tried(cu, cudaGraphUpload(g->exec, cu->stream), "cudaGraphUpload");
+    }
+    return e;
 }
 
 static uint64_t taken(const struct cuda_queue *q)
@@ -385,7 +407,7 @@ static cudaError_t replace(struct cuda *cu, struct graph *g, const struct list *
     cudaError_t e;
 
     drop_graph(g);
-    e = build(g, l, cu->stream, cu->early);
+    e = build(cu, g, l);
     known = free_bytes(cu, &after) && known;
     if (known) {
         g->bytes = old + before > after ? old + before - after : 0;
@@ -404,7 +426,7 @@ static bool same_dim(dim3 a, dim3 b)
 }
 
 /* Grids and arguments of the graph as the list has them. */
-static cudaError_t update(struct graph *g, const struct list *l)
+static cudaError_t update(struct cuda *cu, struct graph *g, const struct list *l)
 {
     void **args = g->list.pointer;
     cudaError_t e = cudaSuccess;
@@ -420,7 +442,8 @@ static cudaError_t update(struct graph *g, const struct list *l)
 
             memcpy(own, l->bytes + c->at, c->n_bytes);
             *have = *c;
-            e = cudaGraphExecKernelNodeSetParams(g->exec, g->node[i], &p);
+            e = tried(cu, cudaGraphExecKernelNodeSetParams(g->exec, g->node[i], &p),
+                      "cudaGraphExecKernelNodeSetParams");
         }
     }
     return e;
@@ -447,7 +470,7 @@ static struct graph *graph_for(struct cuda *cu, cudaError_t *ret_error)
 
     *ret_error = cudaSuccess;
     if (g) {
-        *ret_error = update(g, &q->now);
+        *ret_error = update(cu, g, &q->now);
         return g;
     }
     for (int i = 0; i < QUEUE_SEEN && q->clock >= q->next_new; i++) {
@@ -460,6 +483,25 @@ static struct graph *graph_for(struct cuda *cu, cudaError_t *ret_error)
     }
     q->seen[q->n_seen++ % QUEUE_SEEN] = shape;
     return NULL;
+}
+
+/* No graph could be had: what is tried next, and what is said of it. */
+static void refuse(struct cuda *cu, cudaError_t e)
+{
+    struct cuda_queue *q = cu->queue;
+    bool edges = cu->early && e != cudaErrorMemoryAllocation;
+
+    (void)snprintf(cu->news, sizeof(cu->news),
+                   edges ? "the driver gives no graph whose kernels begin early (%s: %.120s): they "
+                           "wait for each other"
+                         : "the driver gives no graph of a step (%s: %.120s): steps go kernel by "
+                           "kernel",
+                   q->call, cudaGetErrorString(e));
+    for (int i = 0; i < QUEUE_GRAPHS; i++) {
+        drop_graph(&q->graphs[i]);
+    }
+    cu->early = cu->early && !edges;
+    q->refused = !edges;
 }
 
 static int flush(struct cuda *cu)
@@ -477,29 +519,17 @@ static int flush(struct cuda *cu)
     g = q->refused ? NULL : graph_for(cu, &e);
     if (g && e == cudaSuccess) {
         g->used = q->clock;
-        e = cudaGraphLaunch(g->exec, cu->stream);
+        e = tried(cu, cudaGraphLaunch(g->exec, cu->stream), "cudaGraphLaunch");
         if (e == cudaSuccess) {
             return 0;
         }
     }
     if (e != cudaSuccess) {
-        r = cuda_err(cu, e, "graph of a step");
+        r = cuda_err(cu, e, q->call);
         if (cu->lost) {
             return r;
         }
-        bool edges = cu->early && (e == cudaErrorNotSupported || e == cudaErrorInvalidValue);
-
-        (void)snprintf(cu->news, sizeof(cu->news),
-                       edges ? "the driver gives no graph whose kernels begin early (%.120s): they "
-                               "wait for each other"
-                             : "the driver gives no graph of a step (%.120s): steps go kernel by "
-                               "kernel",
-                       cudaGetErrorString(e));
-        for (int i = 0; i < QUEUE_GRAPHS; i++) { /* one could not be had: launches go on without */
-            drop_graph(&q->graphs[i]);
-        }
-        cu->early = cu->early && !edges;
-        q->refused = !edges;
+        refuse(cu, e);
     }
     return launch_list(cu, &q->now);
 }

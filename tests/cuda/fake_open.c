@@ -13,10 +13,10 @@ int n_failed;
 #define GIB ((uint64_t)1 << 30)
 
 const struct fake_device fake_devices[N_DEVICES] = {
-    [SM_86] = {8, 6, 84, 0, 99 << 10, 24 * GIB, 1 << 20, 12080, 1, 0, 0},
-    [SM_87] = {8, 7, 8, 1, 163 << 10, 16 * GIB, 1 << 20, 12060, 1, 0, 0},
-    [SM_90] = {9, 0, 132, 0, 227 << 10, 141 * GIB, 1 << 20, 13000, 1, 0, 0},
-    [SM_120] = {12, 0, 170, 0, 99 << 10, 32 * GIB, 1 << 20, 13000, 1, 0, 0},
+    [SM_86] = {8, 6, 84, 0, 99 << 10, 24 * GIB, 1 << 20, 12080, 1, 0},
+    [SM_87] = {8, 7, 8, 1, 163 << 10, 16 * GIB, 1 << 20, 12060, 1, 0},
+    [SM_90] = {9, 0, 132, 0, 227 << 10, 141 * GIB, 1 << 20, 13000, 1, 0},
+    [SM_120] = {12, 0, 170, 0, 99 << 10, 32 * GIB, 1 << 20, 13000, 1, 0},
 };
 
 void expect(bool ok, const char *format, ...)
@@ -59,6 +59,8 @@ void fake_open(const char *path)
     FIND(log);
     FIND(log_clear);
     FIND(fail);
+    FIND(refuse);
+    FIND(ran);
     FIND(fail_free);
     FIND(graph_bytes);
     FIND(pending);

@@ -17,6 +17,8 @@ struct fake {
     const struct fake_call *(*log)(int *ret_n);
     void (*log_clear)(void);
     void (*fail)(int n, int code);
+    void (*refuse)(enum fake_kind kind, int code, int times);
+    uint64_t (*ran)(int *ret_n);
     void (*fail_free)(int code);
     void (*graph_bytes)(uint64_t bytes);
     int (*pending)(void);

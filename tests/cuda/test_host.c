@@ -252,32 +252,6 @@ static void graph_of_a_step(int device)
     expect_clean("a step as a graph");
 }
 
-/* A driver that refuses such edges: graphs without them, and it is said once. */
-static void no_early_edges(void)
-{
-    char news[256] = "";
-    struct fake_device d = fake_devices[SM_90];
-    struct engine *e = NULL;
-    struct error err = {0};
-
-    d.no_early = 1;
-    fake.start(&d);
-    expect(fake_engine("stories260K", "full", 1, &e, &err) == 0, "%s", err.text);
-    if (!e) {
-        return;
-    }
-    expect(fake_run(e, 1) == 0, "a request");
-    expect(engine_news(e, news, sizeof(news)) && strstr(news, "begin early"), "\"%s\" is said",
-           news);
-    fake.log_clear();
-    expect(fake_run(e, 1) == 0, "the next");
-    expect(fake_count(FAKE_GRAPH_LAUNCH) > 0 && fake_count(FAKE_EARLY) == 0,
-           "graphs without early edges");
-    expect(!engine_news(e, news, sizeof(news)), "once");
-    engine_destroy(e);
-    expect_clean("no early edges");
-}
-
 /* An engine that has answered a request, of which the log has the decode steps; NULL: none. */
 static struct engine *decode_logged(const char *model, const char *kv)
 {
@@ -788,7 +762,6 @@ int main(int argc, char **argv)
     graph_takes_all();
     graph_of_a_step(SM_90);
     graph_of_a_step(SM_86);
-    no_early_edges();
     graph_that_foretells();
     scores_behind_the_graph();
     no_disk();

@@ -122,6 +122,244 @@ static void lost(int code)
     expect(n_failures > 0 && n < 5000, "%d: failed %d times", code, n_failures);
 }
 
+/* ---- refusals ------------------------------------------------------------------------------- */
+
+enum { SAID = 4, REQUESTS = 2 };
+
+/* What the device ran for each request, and what was said meanwhile. */
+struct heard {
+    uint64_t sum[REQUESTS];
+    int n_ran[REQUESTS];
+    int n_graphs[REQUESTS]; /* launched; those with early edges */
+    int n_early[REQUESTS];
+    char said[SAID][256];
+    int n_said;
+};
+
+static int run_heard(struct engine *e, struct heard *h)
+{
+    const struct fake_call *c;
+    int n;
+    struct error err = {0};
+    int r = 1;
+
+    for (int i = 0; i < REQUESTS && r > 0; i++) {
+        fake.log_clear();
+        expect(fake_submit(e, &err) == 0, "submit: %s", err.text);
+        do {
+            r = engine_step(e, fake_ignore, NULL);
+            h->n_said += h->n_said < SAID && engine_news(e, h->said[h->n_said], sizeof(h->said[0]));
+        } while (r > 0);
+        h->sum[i] = fake.ran(&h->n_ran[i]);
+        h->n_graphs[i] = fake_count(FAKE_GRAPH_LAUNCH);
+        c = fake.log(&n);
+        for (int k = 0; k < n; k++) {
+            h->n_early[i] += c[k].kind == FAKE_GRAPH_LAUNCH && c[k].n_early > 0;
+        }
+        r = r == 0 && i + 1 < REQUESTS ? 1 : r;
+    }
+    return r;
+}
+
+struct refusal {
+    enum fake_kind kind;
+    const char *call;
+};
+
+/* The driver refuses such calls with `code`, the first or each: a graph's cost no step, and the
+ * device runs what it would have run. The first costs programmatic edges if there are any, the next
+ * one graphs. */
+static void refused_graph(int device, const char *model, const char *kv, const struct heard *want,
+                          const struct refusal *f, int code, bool always)
+{
+    if (!takes_turn()) {
+        return;
+    }
+
+    bool edges = fake_devices[device].major >= 9;
+    bool graphs = f->kind == FAKE_EARLY || (edges && !always); /* in the end */
+    int n_news = !edges ? f->kind != FAKE_EARLY : graphs ? 1 : 2;
+    struct heard h = {0};
+    struct engine *e = NULL;
+    struct error err = {0};
+    char what[128];
+    char cause[80];
+    int r;
+
+    (void)snprintf(what, sizeof(what), "%s, sm_%d: %s is refused with %d%s", kv,
+                   fake_devices[device].major * 10, f->call, code, always ? ", always" : "");
+    (void)snprintf(cause, sizeof(cause), "(%s: CUDA error %d)", f->call, code);
+    fake.start(&fake_devices[device]);
+    expect(fake_engine(model, kv, 1, &e, &err) == 0, "%s", err.text);
+    if (!e) {
+        return;
+    }
+    fake.refuse(f->kind, code, always ? 1 << 30 : 1);
+    r = run_heard(e, &h);
+    expect(r == 0, "%s: %d", what, r);
+    /* the engine asks behind some steps: of two refusals the second may be all it hears */
+    expect(h.n_said <= n_news && h.n_said >= (n_news > 0), "%s: %d news", what, h.n_said);
+    for (int i = 0; i < h.n_said; i++) {
+        bool last = i + 1 == h.n_said;
+
+        expect(strstr(h.said[i], cause) != NULL, "%s: \"%s\" is said", what, h.said[i]);
+        expect(strstr(h.said[i], last && !graphs ? "kernel by kernel" : "begin early") != NULL,
+               "%s: \"%s\" is said", what, h.said[i]);
+    }
+    for (int i = 0; i < REQUESTS; i++) {
+        expect(h.n_ran[i] == want->n_ran[i] && h.sum[i] == want->sum[i],
+               "%s: request %d: not the %d launches of before: %d", what, i, want->n_ran[i],
+               h.n_ran[i]);
+    }
+    expect((h.n_graphs[1] > 0) == graphs, "%s: %d graphs afterwards", what, h.n_graphs[1]);
+    expect(h.n_early[1] == 0, "%s: %d graphs with early edges afterwards", what, h.n_early[1]);
+    engine_destroy(e);
+    expect_clean(what);
+}
+
+/* A kernel that is refused by itself ends the step, with its name. */
+static void refused_kernel(int code)
+{
+    struct heard h = {0};
+    struct engine *e = NULL;
+    struct error err = {0};
+    char cause[80];
+    int r;
+
+    (void)snprintf(cause, sizeof(cause), "CUDA embed_plain: CUDA error %d", code);
+    fake.start(&fake_devices[SM_90]);
+    expect(fake_engine("stories260K", "full", 1, &e, &err) == 0, "%s", err.text);
+    if (!e) {
+        return;
+    }
+    fake.refuse(FAKE_LAUNCH, code, 1);
+    r = run_heard(e, &h);
+    expect(r == (code == 801 ? -EIO : -EINVAL), "a kernel is refused with %d: %d", code, r);
+    expect(h.n_said == 1 && strcmp(h.said[0], cause) == 0, "a kernel is refused with %d: \"%s\"",
+           code, h.said[0]);
+    engine_destroy(e);
+    expect_clean("a refused kernel");
+}
+
+/* Whichever call of a running batch is refused: the step ends with a named cause, or goes on as if
+ * nothing had been, and something is said. */
+static void refused_anywhere(const char *model, const char *kv, const struct heard *want, int code)
+{
+    if (!takes_turn()) {
+        return;
+    }
+
+    int n_ended = 0;
+    int n_went_on = 0;
+    int n = 0;
+    bool pending;
+
+    do {
+        struct heard h = {0};
+        struct engine *e = NULL;
+        struct error err = {0};
+        int r;
+
+        fake.start(&fake_devices[SM_90]);
+        expect(fake_engine(model, kv, 1, &e, &err) == 0, "%s", err.text);
+        if (!e) {
+            return;
+        }
+        n += n < 20 ? 1 : 17;
+        fake.fail(n, code);
+        r = run_heard(e, &h);
+        pending = fake.pending();
+        fake.fail(0, 0);
+        expect(r == 0 || r == (code == 801 ? -EIO : -EINVAL), "%s: %d at call %d: %d", kv, code, n,
+               r);
+        expect(pending || (h.n_said == 1 && strstr(h.said[0], "CUDA error")),
+               "%s: %d at call %d: %d news, \"%s\"", kv, code, n, h.n_said, h.said[0]);
+        expect(r < 0 || memcmp(h.sum, want->sum, sizeof(h.sum)) == 0,
+               "%s: %d at call %d: other launches", kv, code, n);
+        n_ended += r < 0;
+        n_went_on += r == 0 && !pending;
+        engine_destroy(e);
+        expect_clean("a refused call");
+    } while (!pending && n < 5000);
+    expect(n_ended > 0 && n_went_on > 0 && n < 5000, "%s: %d: %d ended, %d went on", kv, code,
+           n_ended, n_went_on);
+    printf("%s: %d at any call: %d ended, %d went on\n", kv, code, n_ended, n_went_on);
+}
+
+/* At the start it is the engine's error. */
+static void refused_at_start(int code)
+{
+    bool pending;
+    int n = 0;
+
+    do {
+        struct engine *e = NULL;
+        struct error err = {0};
+        int r;
+
+        fake.start(&fake_devices[SM_90]);
+        n += n < 20 ? 1 : 37;
+        fake.fail(n, code);
+        r = fake_engine("stories260K", "full", 1, &e, &err);
+        pending = fake.pending();
+        fake.fail(0, 0);
+        expect(pending ? r == 0 : r < 0 && err.text[0], "%d at call %d of the start: %d, \"%s\"",
+               code, n, r, err.text);
+        if (r == 0) {
+            engine_destroy(e);
+        }
+        expect_clean("refused at the start");
+    } while (!pending && n < 1000);
+    expect(n > 20 && n < 1000, "%d calls", n);
+}
+
+static void refusals(void)
+{
+    static const struct refusal calls[] = {
+        {FAKE_NODE, "cudaGraphAddKernelNode"},  {FAKE_EARLY, "cudaGraphAddDependencies"},
+        {FAKE_GRAPH, "cudaGraphInstantiate"},   {FAKE_CHANGE, "cudaGraphExecKernelNodeSetParams"},
+        {FAKE_GRAPH_LAUNCH, "cudaGraphLaunch"},
+    };
+    static const struct {
+        int device;
+        const char *model, *kv;
+    } engines[] = {{SM_90, "stories260K", "full"},
+                   {SM_86, "stories260K", "full"},
+                   {SM_90, "cache_model", "infinigen:count=9,pool=host"}}; /* of two branches */
+    static const int codes[] = {1, 801};
+
+    for (size_t i = 0; i < sizeof(engines) / sizeof(engines[0]); i++) {
+        struct heard want = {0};
+        struct engine *e = NULL;
+        struct error err = {0};
+
+        fake.start(&fake_devices[engines[i].device]);
+        expect(fake_engine(engines[i].model, engines[i].kv, 1, &e, &err) == 0, "%s", err.text);
+        if (!e) {
+            continue;
+        }
+        expect(run_heard(e, &want) == 0 && want.n_said == 0, "\"%s\" is said", want.said[0]);
+        expect(want.n_graphs[1] > 0, "%s: no graphs", engines[i].kv);
+        expect(want.n_early[1] == (engines[i].device == SM_90 ? want.n_graphs[1] : 0),
+               "%s: %d of %d graphs begin early", engines[i].kv, want.n_early[1], want.n_graphs[1]);
+        engine_destroy(e);
+        expect_clean("nothing refused");
+        for (size_t k = 0; k < 2 * 2 * sizeof(calls) / sizeof(calls[0]); k++) {
+            refused_graph(engines[i].device, engines[i].model, engines[i].kv, &want, &calls[k / 4],
+                          codes[k % 2], k / 2 % 2);
+        }
+        for (int k = 0; k < 2 && engines[i].device == SM_90; k++) {
+            refused_anywhere(engines[i].model, engines[i].kv, &want, codes[k]);
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        refused_kernel(codes[k]);
+        refused_at_start(codes[k]);
+    }
+}
+
+/* ---- memory, later -------------------------------------------------------------------------- */
+
 struct ends {
     int n_done, n_errors;
     struct error error;
@@ -293,6 +531,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof(sticky) / sizeof(sticky[0]); i++) {
         lost(sticky[i]);
     }
+    refusals();
     drawn_is_said();
     memory_later("stories260K", "kv8+h2o:64");
     memory_later("stories260K", "full");

@@ -88,6 +88,11 @@ static char broken[256];
 static int fail_after;
 static cudaError_t fail_code, fail_free, last_error;
 static bool fail_sticky;
+static enum fake_kind refused;
+static cudaError_t refused_code;
+static int refused_times;
+static uint64_t ran_sum;
+static int n_ran;
 
 static void break_rule(const char *format, ...)
 {
@@ -131,6 +136,18 @@ static cudaError_t fails(void)
         return ended(fail_code);
     }
     return cudaSuccess;
+}
+
+/* The same for a call that would be noted as `kind`. */
+static cudaError_t refuses(enum fake_kind kind)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess && kind == refused && refused_times > 0) {
+        refused_times--;
+        return ended(refused_code);
+    }
+    return e;
 }
 
 static uint64_t held(uint64_t grain, bool pinned)
@@ -188,6 +205,14 @@ EXPORT const char *fake_broken(void)
 EXPORT void fake_log_clear(void)
 {
     n_calls = 0;
+    n_ran = 0;
+    ran_sum = 0;
+}
+
+EXPORT uint64_t fake_ran(int *ret_n)
+{
+    *ret_n = n_ran;
+    return ran_sum;
 }
 
 EXPORT const struct fake_call *fake_log(int *ret_n)
@@ -203,6 +228,13 @@ EXPORT void fake_fail(int n, int code)
     fail_sticky = false;
     fail_free = cudaSuccess;
     last_error = cudaSuccess;
+}
+
+EXPORT void fake_refuse(enum fake_kind kind, int code, int times)
+{
+    refused = kind;
+    refused_code = (cudaError_t)code;
+    refused_times = times;
 }
 
 EXPORT void fake_fail_free(int code)
@@ -237,6 +269,7 @@ EXPORT void fake_start(const struct fake_device *d)
     n_copies = 0;
     fake_log_clear();
     fake_fail(0, 0);
+    fake_refuse(FAKE_LAUNCH, 0, 0);
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -734,15 +767,65 @@ static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g,
     return ended(cudaErrorInvalidConfiguration);
 }
 
+static uint64_t mixed(uint64_t h, uint64_t word)
+{
+    h = (h ^ word) * 0x100000001b3ull;
+    return h ^ h >> 29;
+}
+
+/* Words that are addresses count as their place. */
+static uint64_t sum_of_arg(uint64_t h, const uint8_t *arg, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += 8) {
+        uint64_t word = 0;
+
+        memcpy(&word, arg + at, bytes - at < 8 ? bytes - at : 8);
+        for (int i = 0; i < n_pieces; i++) {
+            uint64_t from = (uint64_t)(uintptr_t)pieces[i].at;
+
+            if (word >= from && word < from + pieces[i].bytes) {
+                word = (uint64_t)(i + 1) << 48 | (word - from);
+                break;
+            }
+        }
+        h = mixed(h, word);
+    }
+    return h;
+}
+
+/* Of a launch of `kernel`, which is known. */
+static uint64_t sum_of_launch(const void *kernel, dim3 g, dim3 b, size_t shared, void **args)
+{
+    const struct kernel *k = find_kernel(kernel);
+    uint64_t h = sum_of(reinterpret_cast<const uint8_t *>(k->name), strlen(k->name));
+
+    for (uint64_t v : {(uint64_t)g.x, (uint64_t)g.y, (uint64_t)g.z, (uint64_t)b.x, (uint64_t)b.y,
+                       (uint64_t)b.z, (uint64_t)shared}) {
+        h = mixed(h, v);
+    }
+    for (int i = 0; i < k->n; i++) {
+        h = sum_of_arg(h, static_cast<const uint8_t *>(args[i]), k->sizes[i]);
+    }
+    return h;
+}
+
+static void run_one(uint64_t sum)
+{
+    ran_sum = mixed(ran_sum, sum);
+    n_ran++;
+}
+
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
                              cudaStream_t s)
 {
-    cudaError_t e = fails();
+    cudaError_t e = refuses(FAKE_LAUNCH);
 
-    (void)args;
     e = e != cudaSuccess ? e : check_launch(FAKE_LAUNCH, kernel, grid, block, shared);
     if (e == cudaSuccess && n_calls > 0) {
         calls[n_calls - 1].stream = s->second;
+    }
+    if (e == cudaSuccess) {
+        run_one(sum_of_launch(kernel, grid, block, shared, args));
     }
     return e;
 }
@@ -755,12 +838,13 @@ struct emu_node {
     struct emu_node *before, *next; /* before: what the first edge comes from */
     int number;
     struct fake_call *call;
+    uint64_t sum; /* of its launch */
 };
 
 struct emu_graph {
     struct emu_node *first, *last;
     struct emu_graph *of; /* an instance: of which graph */
-    int n;
+    int n, n_early;
     uint64_t bytes;
 };
 
@@ -785,7 +869,7 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g,
                                    const cudaGraphNode_t *after, size_t n_after,
                                    const struct cudaKernelNodeParams *p)
 {
-    cudaError_t e = fails();
+    cudaError_t e = refuses(FAKE_NODE);
     struct emu_node *n;
 
     if (e == cudaSuccess) {
@@ -799,8 +883,13 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g,
         return ended(cudaErrorInvalidValue);
     }
     n = static_cast<struct emu_node *>(calloc(1, sizeof(*n)));
-    *n = {g,    p->func,  n_after ? after[0] : NULL,
-          NULL, g->n + 1, n_calls > 0 ? &calls[n_calls - 1] : NULL};
+    *n = {g,
+          p->func,
+          n_after ? after[0] : NULL,
+          NULL,
+          g->n + 1,
+          n_calls > 0 ? &calls[n_calls - 1] : NULL,
+          sum_of_launch(p->func, p->gridDim, p->blockDim, p->sharedMemBytes, p->kernelParams)};
     for (size_t i = 0; i < n_after && n->call; i++) {
         n->call->after[i] = after[i]->number;
     }
@@ -818,11 +907,8 @@ cudaError_t cudaGraphAddDependencies(cudaGraph_t g, const cudaGraphNode_t *from,
                                      const cudaGraphNode_t *to,
                                      const struct cudaGraphEdgeData *edge, size_t n)
 {
-    cudaError_t e = fails();
+    cudaError_t e = refuses(FAKE_EARLY);
 
-    if (e == cudaSuccess && device.no_early) {
-        return ended(cudaErrorNotSupported);
-    }
     if (e != cudaSuccess) {
         return e;
     }
@@ -834,6 +920,7 @@ cudaError_t cudaGraphAddDependencies(cudaGraph_t g, const cudaGraphNode_t *from,
         break_rule("a programmatic edge that this device has not");
     }
     note(FAKE_EARLY);
+    g->n_early++;
     g->last->before = *from;
     g->last->call->after[0] = (*from)->number;
     return e;
@@ -841,7 +928,7 @@ cudaError_t cudaGraphAddDependencies(cudaGraph_t g, const cudaGraphNode_t *from,
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned long long)
 {
-    cudaError_t e = fails();
+    cudaError_t e = refuses(FAKE_GRAPH);
 
     for (struct emu_node *n = g->first; n; n = n->next) {
         if (!n->before && n != g->first) {
@@ -857,6 +944,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned l
         *ret = static_cast<cudaGraphExec_t>(calloc(1, sizeof(**ret)));
         (*ret)->of = g;
         (*ret)->n = g->n;
+        (*ret)->n_early = g->n_early;
         n_objects++;
     }
     return e;
@@ -878,7 +966,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t g, cudaStream_t)
 cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t g, cudaGraphNode_t node,
                                              const struct cudaKernelNodeParams *p)
 {
-    cudaError_t e = fails();
+    cudaError_t e = refuses(FAKE_CHANGE);
 
     if (e == cudaSuccess) {
         e = check_launch(FAKE_CHANGE, p->func, p->gridDim, p->blockDim, p->sharedMemBytes);
@@ -887,18 +975,28 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t g, cudaGraphNode_t 
         break_rule("a change of another graph's node, or to another kernel");
         return ended(cudaErrorInvalidValue);
     }
+    if (e == cudaSuccess) {
+        node->sum =
+            sum_of_launch(p->func, p->gridDim, p->blockDim, p->sharedMemBytes, p->kernelParams);
+    }
     return e;
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t s)
 {
-    cudaError_t e = fails();
+    cudaError_t e = refuses(FAKE_GRAPH_LAUNCH);
 
     if (e == cudaSuccess) {
-        note(FAKE_GRAPH_LAUNCH)->n = g->n;
+        struct fake_call *c = note(FAKE_GRAPH_LAUNCH);
+
+        c->n = g->n;
+        c->n_early = g->n_early;
         if (g->bytes == 0) {
             break_rule("a graph takes its memory when it is first launched");
             e = cudaGraphUpload(g, s);
+        }
+        for (struct emu_node *node = g->of->first; node; node = node->next) {
+            run_one(node->sum);
         }
     }
     return e;

@@ -32,7 +32,6 @@ struct fake_device {
     int driver;           /* CUDA version, 13000; 0: none */
     int n_devices;
     int no_code; /* the build has no code for it */
-    int no_early; /* the driver refuses programmatic edges */
 };
 
 enum fake_kind {
@@ -58,6 +57,7 @@ struct fake_call {
     size_t shared;
     uint64_t bytes; /* copied, allocated */
     int n;
+    int n_early;  /* FAKE_GRAPH_LAUNCH: nodes that may begin early */
     int node;     /* FAKE_NODE: its number, from 1 on; */
     /* those that it follows, 0: none. An early edge's is there, too, once it is made */
     int after[2];
@@ -69,8 +69,15 @@ struct fake_call {
 void fake_start(const struct fake_device *d);
 const struct fake_call *fake_log(int *ret_n);
 void fake_log_clear(void);
+/* What the device has run since the log was cleared: so many kernels, one by one or in graphs, and
+ * a sum of their names, grids, blocks, shared memory and arguments, in order. An address among the
+ * arguments counts as its place in an allocation. */
+uint64_t fake_ran(int *ret_n);
 /* The n-th call from now on fails with `code`; a sticky one then stays. n = 0: none. */
 void fake_fail(int n, int code);
+/* The next `times` calls that would be noted as `kind` (FAKE_LAUNCH to FAKE_GRAPH_LAUNCH) fail with
+ * `code`, which is not sticky; 0: none. */
+void fake_refuse(enum fake_kind kind, int code, int times);
 /* Every question for free memory from now on fails with `code`, which is not sticky; 0: none. */
 void fake_fail_free(int code);
 /* The driver takes as much for each graph from now on. */
