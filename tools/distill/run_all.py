@@ -57,6 +57,10 @@ SETTINGS = {
           "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q4_1", "--exit-words", "1023"],
           "stages": [["full", 6e4, [*LONG, *FP8]], ["exit", 4e5, [*EXIT, *FP8]],
                      ["full", 5e6, [*LONG, *FP8]], ["exit", 5e6, [*EXIT, *FP8]]]},
+    # trained by train.py alone, whose command docs/design/distillation.md has
+    "g": {"name": "smollm2-135m-swiftkv-22-8",
+          "shape": ["--split", "22", "--group", "8", "--wide", "128+256", *OUTPUTS, "Q8_0", "--exit-words", "1023"],
+          "stages": [["full", 7.6e6, [*WIDE, "--start", "fit"]], ["exit", 8.2e5, EXIT]]},
     "e": {"name": "smollm2-135m-swiftkv-18-12", "shape": ["--split", "18", "--group", "12", *OUTPUTS, "Q8_0"],
           "stages": [["attention", 3e5, ATTENTION_LONG], ["full", 409600, LONG], ["full", 20e6, LONG]]},
 }

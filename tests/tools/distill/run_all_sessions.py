@@ -206,6 +206,7 @@ class Sessions(Trained):
             split, group, reader = overlay.shape(path)
             self.assertEqual([str(split), str(group)], [shape[shape.index(k) + 1] for k in ("--split", "--group")], path.stem)
             self.assertEqual(overlay.has_outputs(path, reader), "--outputs" in shape, path.stem)
+            self.assertEqual(reader.fields[overlay.LONGEST].contents(), 2048, path.stem)
             dims = overlay.wide_dims(reader)
             self.assertEqual([f"{dims[0]}+{dims[1]}"] if dims else [], shape[shape.index("--wide") + 1:][:1] if "--wide" in shape else [])
 
