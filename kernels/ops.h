@@ -538,12 +538,15 @@ struct ops_victim {
 /* The cut at the end of a prompt: keep `budget` slots of [0, n_slots) per group: all with position
  * < sinks or >= pos_protect, then the largest scores (ties: the lower position is dropped first).
  * Survivors in slots >= budget move to dead slots < budget, both in ascending order; slot_pos,
- * score and partial keys follow; the rest becomes -1. */
+ * score and partial keys follow; the rest becomes -1. -EINVAL: more slots must stay than the budget
+ * holds. A group holds a position once, and none from pos_end on: so the cut cannot fail, and no
+ * device need be asked, where the budget holds all positions < sinks and from pos_protect on. */
 struct ops_cut {
     const struct ops_kv *kv;
     int32_t budget;
     int32_t sinks;
     int32_t pos_protect;
+    int32_t pos_end;
     bool by_position;
     bool shared;
 };

@@ -4,7 +4,7 @@
  * Slots are ranked by score above position (slot_rank.cuh). One block of 1024 threads a group: the
  * k-th smallest key by radix, 8 bits a pass over the slots; what is not above it goes. Then the
  * survivors above the budget move into dead slots below, paired by their ranks, which prefix sums
- * give. Waits, for it answers whether the budget holds what is protected.
+ * give. The host waits only where positions allow more slots that must stay than the budget holds.
  * Bytes: 8 a slot and pass. Times: not measured. */
 
 #include <cerrno>
@@ -201,10 +201,20 @@ static int choice_of(const struct cuda *cu, const struct ops_kv *kv, struct choi
     return 0;
 }
 
+/* Can more slots have to stay than the budget holds? By positions, of which a group has each once. */
+static bool may_fail(const struct ops_cut *p)
+{
+    int64_t first = p->sinks > 0 ? p->sinks : 0;
+    int64_t latest = p->pos_protect < p->pos_end ? (int64_t)p->pos_end - p->pos_protect : 0;
+
+    return first + latest > p->budget;
+}
+
 int cuda_cut(struct backend *be, const struct ops_cut *p)
 {
     struct cuda *cu = cuda_of(be);
     int32_t groups = p->kv->layout->n_groups;
+    bool asks = may_fail(p);
     int32_t failed = 0;
     struct choice c;
     int r = choice_of(cu, p->kv, &c);
@@ -214,13 +224,13 @@ int cuda_cut(struct backend *be, const struct ops_cut *p)
     }
     c.rank = slot_rank_of(p->kv, p->sinks, p->pos_protect, p->by_position, p->shared);
     c.budget = p->budget;
-    r = be->ops->zero(be, c.flag, sizeof(*c.flag));
+    r = asks ? be->ops->zero(be, c.flag, sizeof(*c.flag)) : 0;
     if (r == 0) {
         CUDA_LAUNCH(cu, dim3(p->shared ? 1 : (unsigned)groups), dim3(CUT_THREADS), 0, choose_drops,
                     c);
         r = cuda_launched(cu, "choose_drops");
     }
-    if (r == 0) {
+    if (r == 0 && asks) {
         r = be->ops->read(be, &failed, c.flag, sizeof(failed));
     }
     if (r < 0 || failed) {

@@ -149,7 +149,8 @@ static void close_gaps(const struct ops_kv *kv, int32_t group, int32_t budget)
     }
 }
 
-/* Orders the slots that may go, and says how many must; -EINVAL when that is not enough. */
+/* Orders the slots that may go, and says how many must; -EINVAL when these are too few, or a
+ * position is beyond the end. */
 static int choose(const struct ops_cut *p, int32_t group, const float *score, int32_t *order)
 {
     const struct ops_kv *kv = p->kv;
@@ -159,6 +160,9 @@ static int choose(const struct ops_cut *p, int32_t group, const float *score, in
     for (int32_t s = 0; s < kv->n_slots; s++) {
         int32_t pos = ref_kv_pos(kv, group, s);
 
+        if (pos >= p->pos_end) {
+            return -EINVAL; /* a device that trusts pos_end would write outside the group */
+        }
         live += pos >= 0;
         if (pos >= 0 && pos >= p->sinks && pos < p->pos_protect) {
             order[n++] = s;

@@ -451,6 +451,72 @@ static void pool_on_the_host(void)
     }
 }
 
+static void note_token(void *arg, const struct engine_event *ev)
+{
+    *(bool *)arg |= ev->type == ENGINE_EV_TOKEN;
+}
+
+/* Waits of the host for everything until a request has its first token; so many cuts are made. */
+static int waits_of_a_prompt(const char *kv, int n_cuts)
+{
+    const struct fake_call *c;
+    struct engine *e = NULL;
+    struct error err = {0};
+    bool token = false;
+    int n_made = 0;
+    int n_waits;
+    int n;
+
+    fake.start(&fake_devices[SM_90]);
+    expect(fake_engine("stories260K", kv, 1, &e, &err) == 0, "%s: %s", kv, err.text);
+    if (!e) {
+        return -1;
+    }
+    fake.log_clear();
+    expect(fake_submit(e, &err) == 0, "%s: %s", kv, err.text);
+    while (!token && engine_step(e, note_token, &token) > 0) {
+    }
+    c = fake.log(&n);
+    for (int i = 0; i < n; i++) {
+        n_made += c[i].kind == FAKE_LAUNCH && same(&c[i], "close_gaps");
+    }
+    expect(n_made == n_cuts, "%s: %d cuts", kv, n_made);
+    n_waits = fake_count(FAKE_WAIT);
+    engine_destroy(e);
+    expect_clean(kv);
+    return n_waits;
+}
+
+/* A policy's budget holds what must stay by its rules, so no cut is waited for. snapkv pools scores
+ * on the host. */
+static void cuts_unwaited(void)
+{
+    enum { STORES = 5 };
+    static const struct {
+        const char *kv;
+        int n_cuts; /* of a store */
+    } cases[] = {
+        {"h2o:20", 1},
+        {"h2o:20,recent=100%", 1},
+        {"sinks:4+h2o:20", 1},
+        {"h2o:20,prefill=layered", 1},
+        {"h2o:20,prefill=bounded,chunk=16", 2},
+        {"keyformer:20", 1},
+        {"keyformer:20,mode=as-shipped", 1},
+        {"recency:20", 1},
+        {"expected:20", 1},
+        {"kv8+sinks:4+window:16", 1},
+    };
+    int n_full = waits_of_a_prompt("full", 0);
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        int n = waits_of_a_prompt(cases[i].kv, STORES * cases[i].n_cuts);
+
+        expect(n == n_full, "%s: %d waits up to the first token, %d under full", cases[i].kv, n,
+               n_full);
+    }
+}
+
 /* What the file's slots would have to go to is not memory of the host. */
 static void no_disk(void)
 {
@@ -766,6 +832,7 @@ int main(int argc, char **argv)
     scores_behind_the_graph();
     no_disk();
     pool_on_the_host();
+    cuts_unwaited();
     deep_product();
     fused_products();
     fused_stores();

@@ -406,8 +406,12 @@ static void policies(const struct ops_kv_layout *l, int32_t slots)
                                .pos_protect = slots - 1,
                                .shared = shared,
                                .victim = (int32_t *)memory};
-        struct ops_cut c = {
-            .kv = &kv, .budget = slots / 2, .sinks = 4, .pos_protect = slots - 1, .shared = shared};
+        struct ops_cut c = {.kv = &kv,
+                            .budget = slots / 2,
+                            .sinks = 4,
+                            .pos_protect = slots - 1,
+                            .pos_end = slots,
+                            .shared = shared};
 
         done(be->ops->victim(be, &v), "victim", slots, l->n_groups, shared);
         done(be->ops->cut(be, &c), "cut", slots, l->n_groups, shared);

@@ -3,6 +3,7 @@
  * choice for all groups or one each, window policies. Bit for bit: victims, slot_pos, score and the
  * moved slots. The choice itself is checked by counting, independent of any sort. */
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -191,6 +192,18 @@ static void check_survivors(struct check *c, const struct shape *s, const struct
     free(want);
 }
 
+/* Does the budget hold what must stay of group 0? In a shape it does of all groups, or of none. */
+static bool fits(const struct shape *s, const struct check_kv *kv)
+{
+    const int32_t *pos = (const int32_t *)(const void *)kv->slot_pos->init;
+    int32_t stay = 0;
+
+    for (int32_t i = 0; i < s->n_slots; i++) {
+        stay += pos[i] >= 0 && !may_go(kv, s, 0, i);
+    }
+    return stay <= s->budget;
+}
+
 static void cut(struct check *c, const struct shape *s, const struct ops_kv_layout *l)
 {
     struct check_kv kv;
@@ -210,11 +223,26 @@ static void cut(struct check *c, const struct shape *s, const struct ops_kv_layo
             .budget = s->budget,
             .sinks = s->sinks,
             .pos_protect = s->n_slots - s->protect,
+            .pos_end = s->n_slots,
             .by_position = s->by_position,
             .shared = s->shared,
         };
 
         c->err = c->ops->cut(c->be, &p);
+    }
+    if (!c->bench && !fits(s, &kv)) { /* then nothing has changed, and all sides say so */
+        for (int i = 0; i < c->n_sides; i++) {
+            if (c->errs[i] != -EINVAL) {
+                check_fail(c, "side %d returned %d: too much must stay", i, c->errs[i]);
+            }
+        }
+        check_bits(c, "slot_pos as it was", kv.slot_pos->out[1], kv.slot_pos->init,
+                   kv.slot_pos->bytes);
+        check_kv_free(&kv);
+        return;
+    }
+    if (!c->bench && c->errs[0] != 0) {
+        check_fail(c, "the reference returned %d", c->errs[0]);
     }
     check_bits(c, "slot_pos", kv.slot_pos->out[1], kv.slot_pos->out[0], kv.slot_pos->bytes);
     check_bits(c, "score", kv.score->out[1], kv.score->out[0], kv.score->bytes);
@@ -230,6 +258,30 @@ static void cut(struct check *c, const struct shape *s, const struct ops_kv_layo
     check_kv_free(&kv);
 }
 
+/* The reference refuses a position that the caller excludes. A device trusts the caller. */
+static void beyond_the_end(struct check *c, const struct ops_kv_layout *l)
+{
+    static const struct shape s = {16, 10, 0, 1, 5, false, false};
+    const int refused = -EINVAL;
+    struct check_kv kv;
+
+    if (!check_case(c, "cut of a position beyond the end")) {
+        return;
+    }
+    prepare(c, &s, &kv, l);
+    while (check_call(c)) {
+        struct ops_kv of = check_kv_of(c, &kv);
+        struct ops_cut p = {
+            .kv = &of, .budget = s.budget, .pos_protect = s.n_slots, .pos_end = s.n_slots - 1};
+
+        c->err = c->side > 0 ? refused : c->ops->cut(c->be, &p);
+    }
+    check_bits(c, "what the reference returns", &c->errs[0], &refused, sizeof(refused));
+    check_kv_free(&kv);
+}
+
+/* The last six shapes: what must stay is as many positions as the budget; more, of which some are
+ * in no slot; and more slots than the budget. */
 void check_op(struct check *c)
 {
     static const struct shape shapes[] = {
@@ -238,6 +290,9 @@ void check_op(struct check *c)
         {333, 150, 4, 30, 5, false, true},     {333, 150, 4, 30, 100000, false, true},
         {333, 90, 4, 50, 5, true, false},      {129, 64, 0, 10, 5, true, true},
         {64, 64, 4, 10, 5, false, false},      {100, 300, 4, 10, 5, false, false},
+        {200, 104, 4, 100, 5, false, false},   {200, 102, 4, 100, 5, false, false},
+        {200, 102, 4, 100, 5, false, true},    {16, 0, 0, 1, 5, false, false},
+        {200, 30, 40, 10, 5, true, false},     {200, 60, 4, 100, 5, false, true},
     };
     static const struct shape large = {8000, 4000, 4, 1200, 1000000, false, false};
 
@@ -255,6 +310,9 @@ void check_op(struct check *c)
         l.k_dim = ops_kv_block_dims(l.k_type) > 1 ? 32 : l.k_dim;
         if (!check_kv_offered(c, &l)) {
             continue;
+        }
+        if (t == 0) {
+            beyond_the_end(c, &l);
         }
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
             victim(c, &shapes[i], &l);

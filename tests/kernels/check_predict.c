@@ -167,7 +167,8 @@ static void store(struct check *c, const struct shape *s, const struct inputs *i
 
 static int cut(struct check *c, struct ops_kv *kv)
 {
-    struct ops_cut p = {.kv = kv, .budget = kv->n_slots * 2 / 3, .pos_protect = INT32_MAX};
+    struct ops_cut p = {
+        .kv = kv, .budget = kv->n_slots * 2 / 3, .pos_protect = INT32_MAX, .pos_end = INT32_MAX};
     int r = c->ops->cut(c->be, &p);
 
     kv->n_slots = p.budget;

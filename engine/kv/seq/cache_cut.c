@@ -78,6 +78,7 @@ static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_
         .budget = guard.budget,
         .sinks = guard.sinks,
         .pos_protect = guard.pos_protect,
+        .pos_end = last + 1,
         .by_position = guard.by_position,
         .shared = guard.shared,
     };
