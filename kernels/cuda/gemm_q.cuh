@@ -4,9 +4,10 @@
 
 /* Quantised weights times 8-bit activations: one group of 4 blocks of 32 columns, 16 rows and
  * 8 tokens by a warp's byte matrix instructions. The sum of a block is an integer and exact;
- * blocks are added in f32 in their order:
- *     acc += integer * (weight's scale * activations' scale)  [+ offset * sum of activations]
- * Q2_K, whose offsets change every 16 columns, has a second integer, of the minima, instead:
+ * blocks are added in f32 in their order, in decode rows and experts
+ *     acc += (integer * weight's scale) * activations' scale  [+ offset * sum of activations]
+ * and in tiles of prefill rows integer * (weight's scale * activations' scale). Q2_K, whose offsets
+ * change every 16 columns, has a second integer, of the minima, instead:
  *     acc += (d * integer - dmin * second) * activations' scale
  * Streaming kernels keep a sum for each block of a group and add the four at a row's end: a lane of
  * gemm_q_row.cu has one of them. */
@@ -32,6 +33,13 @@ enum { GEMM_MAGIC = 0x4b400000 };
 CUDA_INLINE float gemm_of_magic(int sum)
 {
     return __uint_as_float((uint32_t)sum) - __uint_as_float(GEMM_MAGIC);
+}
+
+/* The number of such a sum times a scale, rounded once: what the sum started from is taken off in
+ * the same instruction. Times a scale, of which no type has more than 17 bits, it is exact. */
+CUDA_INLINE float gemm_times(int sum, float d)
+{
+    return fmaf(__uint_as_float((uint32_t)sum), d, d * -__uint_as_float(GEMM_MAGIC));
 }
 
 /* d and -dmin of the sums of codes and of minima: they are the row's, so what comes of both is to
@@ -89,6 +97,42 @@ CUDA_INLINE void gemm_block(const struct frag_codes *w, const struct gemm_scales
     }
 }
 
+/* Do sums meet their scale by gemm_times()? */
+template <typename F, int PIECES> static __host__ __device__ constexpr bool gemm_is_plain(void)
+{
+    return PIECES == 1 && F::SCALES != FRAG_Q6 && F::SCALES != FRAG_Q2;
+}
+
+/* The same times the weight's scale, rounded once. x: 8 words a piece. */
+template <typename F, int PIECES>
+CUDA_INLINE void gemm_scaled(const struct frag_codes *w, const struct gemm_scales *s, int j,
+                             const uint32_t (*x)[8], float v[4])
+{
+    if constexpr (gemm_is_plain<F, PIECES>()) {
+        const int from[4] = {GEMM_MAGIC, GEMM_MAGIC, GEMM_MAGIC, GEMM_MAGIC};
+        uint32_t a[4] = {w->lo[0][j], w->lo[1][j], w->hi[0][j], w->hi[1][j]};
+        int c[4];
+
+        mma_s8_k32(c, a, &x[0][2 * j], from);
+        for (int i = 0; i < 4; i++) {
+            v[i] = gemm_times(c[i], s->row[i / 2].d[j]);
+        }
+    } else {
+        float left[4];
+
+        gemm_block<F>(w, s, j, x[0], v);
+        if (PIECES == 2) {
+            gemm_block<F>(w, s, j, x[PIECES - 1], left);
+        }
+        for (int i = 0; i < 4; i++) {
+            if (PIECES == 2) {
+                v[i] += left[i] * (1.0f / 254.0f);
+            }
+            v[i] *= gemm_scale<F>(s->row[i / 2].d[j]);
+        }
+    }
+}
+
 /* x: 8 words a piece of the lane's token g; xd, xs: of tokens 2t and 2t + 1, by block. acc: one
  * sum, or one for each block of a group. */
 template <typename F, int PIECES, int SUMS>
@@ -99,18 +143,11 @@ CUDA_INLINE void gemm_group(const struct frag_codes *w, const struct gemm_scales
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         float v[4];
-        float left[4];
 
-        gemm_block<F>(w, s, j, x[0], v);
-        if (PIECES == 2) {
-            gemm_block<F>(w, s, j, x[PIECES - 1], left);
-        }
+        gemm_scaled<F, PIECES>(w, s, j, x, v);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (PIECES == 2) {
-                v[i] += left[i] * (1.0f / 254.0f);
-            }
-            acc[j % SUMS][i] += v[i] * (gemm_scale<F>(s->row[i / 2].d[j]) * xd[i % 2][j]);
+            acc[j % SUMS][i] += v[i] * xd[i % 2][j];
             if (frag_has_offset<F>()) {
                 acc[j % SUMS][i] += s->row[i / 2].m[j] * xs[i % 2][j];
             }

@@ -210,7 +210,9 @@ CUDA_INLINE void row_group(const struct gemm *p, const uint8_t *unit, int group,
         if (PIECES == 2) {
             v[0] += v[PIECES - 1] * (1.0f / 254.0f);
         }
-        acc[r] += v[0] * (gemm_scale<F>(s.d) * p->xd[block]);
+        v[0] = gemm_is_plain<F, PIECES>() ? gemm_times(c[0][2 * r], s.d)
+                                          : v[0] * gemm_scale<F>(s.d);
+        acc[r] += v[0] * p->xd[block];
         if (frag_has_offset<F>()) {
             acc[r] += s.m * p->xs[block];
         }

@@ -81,7 +81,8 @@ CUDA_INLINE void stream_tile(const struct gemm &p, const uint8_t *tile, int32_t 
 
     for (int32_t u = (int32_t)threadIdx.x / WARP; u < n_units; u += GEMM_WARPS) {
         /* either way spills some types' registers */
-        const uint8_t *unit = F::BLOCKS == 8 ? next : tile + (uint32_t)(u * F::UNIT);
+        const uint8_t *unit =
+            F::BLOCKS == 8 && F::TYPE != DTYPE_Q5_K ? next : tile + (uint32_t)(u * F::UNIT);
 
         stream_unit<F, PIECES, NT>(&p, unit, u * F::COLS, token0, acc);
         next += GEMM_WARPS * F::UNIT;
