@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products by weights: each type at the shapes of an 8B and a 1B model, by 1, 8 and 32 rows as
- * decode has them, and by 512 and 2048 rows as prompts have them; and what unpacking a quantised
+ * decode has them; some shapes by 16 and 64, too, and quantised by both kernels that there are for
+ * more than one row; and by 512 and 2048 rows as prompts have them, with what unpacking a quantised
  * weight to bf16 takes, with which a prompt's product by cublasLt begins. */
 
 #include <errno.h>
@@ -16,7 +17,7 @@ struct shape {
     const char *name;
     int32_t n_rows; /* outputs */
     int32_t n_cols;
-    bool prompts; /* timed by many rows, too */
+    bool more; /* timed by more numbers of rows */
 };
 
 static const struct shape shapes[] = {
@@ -112,6 +113,22 @@ static int time_rows(struct kbench *k, const struct shape *s, const char *type, 
     return r;
 }
 
+/* The same by the kernel that these rows do not go by (bench.h). */
+static int time_other(struct kbench *k, const struct shape *s, const char *type, struct product *p,
+                      int32_t rows, struct error *e)
+{
+    char name[32];
+    int32_t from = k->clock->few_from(k->be, 0);
+    bool few = rows < from;
+    int r;
+
+    (void)snprintf(name, sizeof(name), "%s by %s", type, few ? "few" : "stream");
+    (void)k->clock->few_from(k->be, few ? 2 : INT32_MAX);
+    r = time_rows(k, s, name, p, rows, false, e);
+    (void)k->clock->few_from(k->be, from);
+    return r;
+}
+
 static int unpack_round(struct kbench *k, void *arg, int n)
 {
     struct product *p = arg;
@@ -145,7 +162,7 @@ static int time_unpacking(struct kbench *k, const struct shape *s, const char *t
 static int time_shape(struct kbench *k, const struct shape *s, enum dtype type, float *x, float *y,
                       struct error *e)
 {
-    static const int32_t decode[] = {1, 8, 32};
+    static const int32_t decode[] = {1, 8, 32, 16, 64}; /* the last two of some shapes */
     static const int32_t prompt[] = {512, 2048};
     static struct product p;
     char name[96];
@@ -160,13 +177,16 @@ static int time_shape(struct kbench *k, const struct shape *s, enum dtype type, 
     p.op = (struct ops_matmul){.x = x, .ldx = s->n_cols, .n_parts = 1};
     p.op.part[0].y = y;
     p.op.part[0].ldy = s->n_rows;
-    for (int i = 0; i < 3 && !r; i++) {
+    for (int i = 0; i < (s->more ? 5 : 3) && !r; i++) {
         r = time_rows(k, s, dtype_info(type)->name, &p, decode[i], false, e);
+        if (!r && s->more && decode[i] > 1 && dtype_info(type)->block_len > 1) {
+            r = time_other(k, s, dtype_info(type)->name, &p, decode[i], e);
+        }
     }
-    for (int i = 0; i < 2 && !r && s->prompts; i++) {
+    for (int i = 0; i < 2 && !r && s->more; i++) {
         r = time_rows(k, s, dtype_info(type)->name, &p, k->small ? 16 << i : prompt[i], true, e);
     }
-    if (!r && s->prompts && dtype_info(type)->block_len > 1) {
+    if (!r && s->more && dtype_info(type)->block_len > 1) {
         r = time_unpacking(k, s, dtype_info(type)->name, &p, e);
     }
     drop(k, &p);

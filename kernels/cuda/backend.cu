@@ -640,6 +640,7 @@ static int open_device(struct cuda *cu, struct error *reterr)
         cu->integrated = prop.integrated != 0;
         cu->early = prop.major >= 9 && newest_code() >= 90;
         cu->shared_max = prop.sharedMemPerBlockOptin;
+        cu->few_from = CUDA_FEW_FROM;
         r = cuda_code_load(cu, reterr);
     }
     if (r == 0) {

@@ -150,6 +150,15 @@ static int unpack(struct backend *be, const struct ops_weight *w, void *to)
                        w->n_cols, static_cast<uint16_t *>(to), w->n_cols);
 }
 
+static int32_t few_from(struct backend *be, int32_t rows)
+{
+    struct cuda *cu = cuda_of(be);
+    int32_t before = cu->few_from;
+
+    cu->few_from = rows;
+    return before;
+}
+
 extern "C" __attribute__((visibility("default"))) const struct cuda_bench pipit_cuda_bench;
 const struct cuda_bench pipit_cuda_bench = {
     .bytes = sizeof(struct cuda_bench),
@@ -162,6 +171,7 @@ const struct cuda_bench pipit_cuda_bench = {
     .read = read,
     .nothing = nothing,
     .unpack = unpack,
+    .few_from = few_from,
     .times_begin = cuda_times_begin,
     .times_end = cuda_times_end,
     .times_read = cuda_times_read,

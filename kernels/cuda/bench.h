@@ -43,6 +43,9 @@ struct cuda_bench {
     int (*nothing)(struct backend *be, int32_t value, bool early);
     /* All of a quantised weight to `to`, as bf16: what prompts' products by cublasLt begin with. */
     int (*unpack)(struct backend *be, const struct ops_weight *w, void *to);
+    /* Quantised weights by so many decode rows and more go by gemm_q_few.cu, by fewer by
+     * gemm_q_stream.cu; returns what it was. One row: neither. */
+    int32_t (*few_from)(struct backend *be, int32_t rows);
     /* From here on each launch of all backends of this process is timed by itself; times.cu says
      * how. What was there is forgotten. */
     void (*times_begin)(void);

@@ -110,6 +110,7 @@ struct cuda {
     bool integrated;
     bool wait_asleep;  /* backend_config */
     bool early;        /* a graph's kernels may be launched before the one ahead has ended */
+    int32_t few_from;  /* rows from which on gemm_q_few.cu multiplies quantised weights */
     size_t shared_max; /* dynamic shared memory of one block */
     struct backend_limits limits;
     void *scratch_base;
@@ -263,6 +264,9 @@ int cuda_piece_drop(struct cuda *cu, struct cuda_piece *p, int r);
 /* Bytes of the piece from and to the host; `from` and `to` may be anywhere. */
 int cuda_piece_write(struct cuda *cu, struct cuda_piece *p, const void *from, uint64_t bytes);
 int cuda_piece_read(struct cuda *cu, struct cuda_piece *p, void *to, uint64_t bytes);
+
+/* cuda.few_from, unless pipit-kbench sets another. */
+enum { CUDA_FEW_FROM = 9 };
 
 /* ---- shared by kernels ---------------------------------------------------------------------- */
 

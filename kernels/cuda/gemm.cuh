@@ -123,6 +123,34 @@ CUDA_INLINE int gemm_part_of(const struct gemm *p, int32_t *block)
     return part;
 }
 
+/* The block's tiles: of a gated pair, tile 2i of the gate and 2i + 1 of the up projection are the
+ * same 16 rows. */
+struct share {
+    int32_t begin, end;
+    int32_t group; /* at once */
+};
+
+/* most: tiles at once; of a gated pair even. */
+CUDA_INLINE struct share share_of(const struct gemm &p, int32_t most)
+{
+    int32_t each = p.gated ? 2 : 1;
+    int64_t n = p.part[p.gated ? 0 : p.n_parts - 1].end;
+    int32_t begin = (int32_t)((int64_t)blockIdx.x * n / (int32_t)gridDim.x);
+    int32_t end = (int32_t)(((int64_t)blockIdx.x + 1) * n / (int32_t)gridDim.x);
+    int32_t groups = (end - begin + most / each - 1) / (most / each);
+
+    return {begin * each, end * each, (end - begin + groups - 1) / groups * each};
+}
+
+CUDA_INLINE int part_of_tile(const struct gemm &p, int32_t tile, int32_t *ret_row0)
+{
+    int32_t block = p.gated ? tile / 2 : tile;
+    int part = p.gated ? tile % 2 : gemm_part_of(&p, &block);
+
+    *ret_row0 = block * 16;
+    return part;
+}
+
 /* 32 columns of 16 rows of 16-bit weights and of 8 tokens; of each lane 8 columns of rows g and g
  * + 8 and of token g, in the order that gemm_half.cuh says. */
 template <bool BF16>
@@ -289,6 +317,8 @@ int cuda_gemm_prepare(struct cuda *cu, const struct cuda_norm *norm, const float
 int cuda_gemm_f32(struct cuda *cu, struct gemm *p);
 /* Decode rows and heads, or prefill rows. `exact`: activations in two pieces of 8 bits. */
 int cuda_gemm_q_stream(struct cuda *cu, struct gemm *p, enum dtype type, bool exact);
+/* The same bits by another kernel, for more than 8 tokens. */
+int cuda_gemm_q_few(struct cuda *cu, struct gemm *p, enum dtype type, bool exact);
 int cuda_gemm_q_tiles(struct cuda *cu, struct gemm *p, enum dtype type);
 int cuda_gemm_half_stream(struct cuda *cu, struct gemm *p, bool bf16);
 /* At most 8 decode rows of bf16 weights, p->xf as it is. */

@@ -64,7 +64,7 @@ CUDA_INLINE void norm_stream_rows(const struct gemm &p, int32_t depth, const str
     CUDA_SHARED(uint8_t, shared);
     float *red = reinterpret_cast<float *>(shared + ring_bytes<SLICE>(depth));
     __shared__ float part[32];
-    struct share s = share_of<MOST>(p);
+    struct share s = share_of(p, MOST);
     struct one_row<BF16> from = {
     };
     float xe[1] = {1.0f};

@@ -33,34 +33,6 @@ CUDA_INLINE int32_t turned(int32_t row)
     return row % 2 * 64;
 }
 
-/* The block's tiles: of a gated pair, tile 2i of the gate and 2i + 1 of the up projection are the
- * same 16 rows. */
-struct share {
-    int32_t begin, end;
-    int32_t group; /* at once */
-};
-
-/* MOST: tiles whose sums a warp forms at once, even. */
-template <int MOST> CUDA_INLINE struct share share_of(const struct gemm &p)
-{
-    int32_t each = p.gated ? 2 : 1;
-    int64_t n = p.part[p.gated ? 0 : p.n_parts - 1].end;
-    int32_t begin = (int32_t)((int64_t)blockIdx.x * n / (int32_t)gridDim.x);
-    int32_t end = (int32_t)(((int64_t)blockIdx.x + 1) * n / (int32_t)gridDim.x);
-    int32_t groups = (end - begin + MOST / each - 1) / (MOST / each);
-
-    return {begin * each, end * each, (end - begin + groups - 1) / groups * each};
-}
-
-CUDA_INLINE int part_of_tile(const struct gemm &p, int32_t tile, int32_t *ret_row0)
-{
-    int32_t block = p.gated ? tile / 2 : tile;
-    int part = p.gated ? tile % 2 : gemm_part_of(&p, &block);
-
-    *ret_row0 = block * 16;
-    return part;
-}
-
 /* A warp's copies: what is next, and where what is read next will be. A step is STEP columns. */
 template <int STEP> struct ring {
     static constexpr int ROW = STEP * 2;    /* bytes of a row's step */
@@ -676,7 +648,7 @@ CUDA_INLINE void stream_rows(const struct gemm &p, int32_t depth, const struct c
 {
     CUDA_SHARED(uint8_t, shared);
     constexpr int STEP = step_of<NT>;
-    struct share s = share_of<MOST>(p);
+    struct share s = share_of(p, MOST);
     struct ring<STEP> r;
 
     grid_begin();

@@ -21,6 +21,10 @@
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/store.cuh"
 
+/* Rows that the products store heads of, at most: a block's tokens; of quantised weights those that
+ * gemm_q_stream.cu has. By more rows rope_store does it. */
+enum { GEMM_STORES = 32, GEMM_Q_STORES = 8 };
+
 /* Blocks a multiprocessor that ptxas is told of kernels that store: left alone it fits them into 64
  * registers for four, and spills. */
 #define GEMM_STORE_BLOCKS(NT) ((NT) == 1 ? 2 : 1)

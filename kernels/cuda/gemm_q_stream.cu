@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quantised weights, decode rows and output heads: memory bound.
+/* Quantised weights, 2 to 8 decode rows and output heads: memory bound. And which kernel takes how
+ * many rows.
  *
- * Block: 8 warps, 16 rows, 8 or 16 tokens at a time; warp w takes units w, w + 8, ... of the tile.
+ * Block: 8 warps, 16 rows, 8 tokens at a time; warp w takes units w, w + 8, ... of the tile.
  * Weights go from memory to registers in 16-byte loads, 512 contiguous bytes a warp; activations
- * come from L1 and L2. Shared memory: 10 KB. One token: gemm_q_row.cu. */
+ * come from L1 and L2. Shared memory: 5 KB. One token: gemm_q_row.cu; more: gemm_q_few.cu. Until a
+ * device has timed that one, pipit-kbench has this one multiply more than 8, too, up to 16 at a
+ * time. */
 
 #include <cerrno>
 
@@ -21,11 +24,6 @@ template <typename F, int PIECES, int NT> static constexpr int stream_blocks(voi
                       : PIECES == 1 ? 3
                                     : 2)
                    : (many || PIECES == 2 ? 1 : 2);
-}
-
-template <typename F, int NT> static constexpr int stream_store_blocks(void)
-{
-    return NT == 1 ? stream_blocks<F, 2, NT>() : 1;
 }
 
 template <typename F, int PIECES, int NT>
@@ -133,45 +131,52 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (stream_blocks<F, PIECES, NT>()
     stream_rows<F, PIECES, NT>(p, NULL);
 }
 
-template <typename F, int NT>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (stream_store_blocks<F, NT>()))
+template <typename F>
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (stream_blocks<F, 2, 1>()))
     stream_q_store(struct gemm p, struct cuda_store store)
 {
-    stream_rows<F, 1, NT>(p, &store);
+    stream_rows<F, 1, 1>(p, &store);
 }
 
 /* Tokens at a time of more than 8, by 8: with 16, codes of 8 bits need a register too many. */
-template <typename F, int PIECES> static constexpr int stream_wide(void)
+template <typename F> static constexpr int stream_wide(void)
 {
-    return F::CODE == 8 && PIECES == 1 ? 1 : 2;
+    return F::CODE == 8 ? 1 : 2;
 }
 
-template <typename F, int PIECES> static int launch(struct cuda *cu, struct gemm *p)
+template <typename F> static int launch(struct cuda *cu, struct gemm *p, bool exact)
 {
     uint32_t blocks = gemm_blocks(p, 1);
     uint32_t n = (uint32_t)(p->token_end - p->token0);
+    dim3 grid(blocks, cuda_div_up(n, STREAM_TOKENS));
 
-    if (n <= 8) {
-        CUDA_LAUNCH_EARLY(cu, dim3(blocks, 1), dim3(GEMM_THREADS), 0, (stream_q<F, PIECES, 1>), *p);
+    if (exact) {
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_q<F, 2, 1>), *p);
+    } else if (n <= 8) {
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_q<F, 1, 1>), *p);
     } else {
-        CUDA_LAUNCH_EARLY(cu, dim3(blocks, cuda_div_up(n, STREAM_TOKENS)), dim3(GEMM_THREADS), 0,
-                          (stream_q<F, PIECES, stream_wide<F, PIECES>()>), *p);
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_q<F, 1, stream_wide<F>()>), *p);
     }
     return cuda_launched(cu, "stream_q");
 }
 
 int cuda_gemm_q_stream(struct cuda *cu, struct gemm *p, enum dtype type, bool exact)
 {
+    int32_t n = p->token_end - p->token0;
+
     if ((uint64_t)p->token_end * (uint64_t)p->pad > INT32_MAX) {
         return -EINVAL; /* the kernels' index of an activation */
     }
-    if (p->token_end - p->token0 == 1) {
+    if (n == 1) {
         return cuda_gemm_q_row(cu, p, type, exact, NULL);
+    }
+    if (n >= cu->few_from) {
+        return cuda_gemm_q_few(cu, p, type, exact);
     }
     switch (type) {
 #define STREAM(TYPE, F)                                                                            \
     case TYPE:                                                                                     \
-        return exact ? launch<F, 2>(cu, p) : launch<F, 1>(cu, p);
+        return launch<F>(cu, p, exact);
         FRAG_TYPES(STREAM)
 #undef STREAM
     default:
@@ -182,13 +187,8 @@ int cuda_gemm_q_stream(struct cuda *cu, struct gemm *p, enum dtype type, bool ex
 template <typename F>
 static int launch_store(struct cuda *cu, struct gemm *p, const struct cuda_store *s)
 {
-    dim3 grid(gemm_blocks(p, 1), 1);
-
-    if (p->token_end - p->token0 <= 8) {
-        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_q_store<F, 1>), *p, *s);
-    } else {
-        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_q_store<F, 2>), *p, *s);
-    }
+    CUDA_LAUNCH_EARLY(cu, dim3(gemm_blocks(p, 1)), dim3(GEMM_THREADS), 0, (stream_q_store<F>), *p,
+                      *s);
     return cuda_launched(cu, "stream_q_store");
 }
 
@@ -196,6 +196,9 @@ int cuda_gemm_q_store(struct cuda *cu, struct gemm *p, enum dtype type, const st
 {
     if (p->token_end - p->token0 == 1) {
         return cuda_gemm_q_row(cu, p, type, false, s);
+    }
+    if (p->token_end - p->token0 > GEMM_Q_STORES) {
+        return -EINVAL; /* matmul.cu asks for none */
     }
     switch (type) {
 #define STORE(TYPE, F)                                                                             \

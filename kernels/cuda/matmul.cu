@@ -525,6 +525,7 @@ static bool gives_heads(const struct ops_matmul *p, int i, int32_t n, int32_t di
     const struct ops_weight *w = p->part[i].w;
 
     return i < p->n_parts && w->type != DTYPE_F32 && w->role == OPS_ROLE_MATMUL &&
+           p->rows.n <= (cuda_gemm_form(w->type) == GEMM_Q8 ? GEMM_Q_STORES : GEMM_STORES) &&
            w->n_rows == n * dim && p->part[i].act == OPS_ACT_NONE && p->part[i].y == y &&
            p->part[i].ldy == ldy;
 }
@@ -538,7 +539,7 @@ static bool stores(const struct cuda *cu, const struct ops_matmul *p,
     int32_t n_seq_rows = 0;
     int i = 0;
 
-    if (n < 1 || n > 32 || p->rows.n_decode != n || p->gated || p->add || s->n_seqs > CUDA_SEQS ||
+    if (n < 1 || p->rows.n_decode != n || p->gated || p->add || s->n_seqs > CUDA_SEQS ||
         s->n_seqs < 1 || s->rows.n != n || s->rows.n_decode != n || s->seqs[0].row0 != 0 ||
         s->n_q + s->n_k + s->n_v > 3 * cu->limits.max_heads ||
         cuda_seqs_take(s->seqs, 0, s->n_seqs, &store->seqs) != s->n_seqs) {

@@ -2,7 +2,8 @@
 /* Launches of a decode step of a quantised dense model, over the fake run-time library: a layer
  * takes six. Its activations in 8 bits are made by the kernels that make the activations; only the
  * first layer's and the head's have a kernel of their own, and attention's output while there is
- * one chunk of slots, where no join is. Beside another row each product has one.
+ * one chunk of slots, where no join is. Beside another row each product has one; from nine rows on
+ * products are other kernels, and heads are stored behind them.
  *
  *     test_cuda_codes MODULE MODEL   (three layers, one type of 256 columns) */
 
@@ -66,9 +67,9 @@ static int nodes(const char *ret[MOST])
 }
 
 static void step_of(const char *model, int n_texts, int32_t n_prompt, const char *const *layer,
-                    int n_layer)
+                    int n_layer, const char *head)
 {
-    static const char *const last[] = {"gather_rows", "prepare_rows", "row_q_exact", "sample_rows"};
+    const char *const last[] = {"gather_rows", "prepare_rows", head, "sample_rows"};
     bool alone = n_texts == 1;
     const char *want[MOST] = {"embed_frag"};
     int n_want = 1;
@@ -85,7 +86,7 @@ static void step_of(const char *model, int n_texts, int32_t n_prompt, const char
         want[n_want++] = layer[i % n_layer];
     }
     for (int i = 0; i < 4; i++) {
-        want[n_want++] = i == 2 && !alone ? "stream_q" : last[i];
+        want[n_want++] = last[i];
     }
     fake.start(&fake_devices[SM_90]);
     engine_config_default(&config);
@@ -128,15 +129,23 @@ int main(int argc, char **argv)
     static const char *const wide[] = {
         "prepare_rows", "stream_q_store", "decode_stream", "decode_join",  "prepare_rows",
         "stream_q",     "prepare_rows",   "stream_q",      "prepare_rows", "stream_q"};
+    static const char *const eight[] = {"prepare_rows", "stream_q_store", "decode_stream",
+                                        "prepare_rows", "stream_q",       "prepare_rows",
+                                        "stream_q",     "prepare_rows",   "stream_q"};
+    static const char *const nine[] = {
+        "prepare_rows", "stream_q_few", "rope_store",   "decode_stream", "prepare_rows",
+        "stream_q_few", "prepare_rows", "stream_q_few", "prepare_rows",  "stream_q_few"};
 
     if (argc < 3) {
         (void)fprintf(stderr, "usage: test_cuda_codes MODULE MODEL\n");
         return 2;
     }
     fake_open(argv[1]);
-    step_of(argv[2], 1, 140, deep, 6);
-    step_of(argv[2], 1, 40, shallow, 6);
-    step_of(argv[2], 2, 140, wide, 10);
+    step_of(argv[2], 1, 140, deep, 6, "row_q_exact");
+    step_of(argv[2], 1, 40, shallow, 6, "row_q_exact");
+    step_of(argv[2], 2, 140, wide, 10, "stream_q");
+    step_of(argv[2], 8, 40, eight, 9, "stream_q");
+    step_of(argv[2], 9, 40, nine, 10, "stream_q_few");
     printf("%d failed\n", n_failed);
     return n_failed > 0;
 }

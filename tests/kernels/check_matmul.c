@@ -18,7 +18,7 @@ const struct backend_limits check_limits = {
     .max_rows = 512,
     .max_decode = 16,
     .max_seqs = 8,
-    .max_cols = 2048,
+    .max_cols = 2304,
     .max_outputs = 2048,
     .max_quantised = 1 << 16, /* a GPU unpacks larger ones by slabs */
     .max_heads = 8,
@@ -460,6 +460,11 @@ void check_op(struct check *c)
             {types[t], 7, 7, odd, {40, 9}, 2, BIAS}, /* decode rows in all sizes of a product */
             {types[t], 13, 13, odd, {150}, 1, ADD | NORM},
             {types[t], 30, 30, 256, {40, 40}, 2, GATED},
+            {types[t], 33, 33, odd, {137, 9}, 2, ADD}, /* and in all that a block has of tiles */
+            {types[t], 20, 20, 2304, {130, 140}, 2, BIAS},
+            {types[t], 64, 64, 768, {275, 280}, 2, NORM},
+            {types[t], 9, 9, 768, {330, 330}, 2, GATED | NORM},
+            {types[t], 17, 17, 1536, {40}, 1, NORM | HEAD},
         };
 
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
