@@ -11,8 +11,8 @@
  * and engine_notice() and engine_heartbeat(), which any thread may.
  *
  * Life of a request: engine_submit() checks it against the plan and queues it; engine_step() runs
- * one batch (decode rows of all running sequences, then prefill chunks up to batch_tokens) and
- * emits events in order; the last event of a request is ENGINE_EV_DONE, also after engine_cancel.
+ * one batch (decode rows of all running sequences, then prefill chunks, batch.c) and emits
+ * events in order; the last event of a request is ENGINE_EV_DONE, also after engine_cancel.
  * Between two tokens of a running batch nothing is allocated, locked or logged. */
 
 #include <stdbool.h>

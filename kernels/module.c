@@ -103,7 +103,7 @@ static int check_place(const char *file, const char *program, struct error *rete
     struct stat st;
 
     if (stat(program, &own) < 0) {
-        return error_set_errno(reterr, -errno, "the program's own file %s", program);
+        return error_set(reterr, -EIO, "the program's own file %s: %s", program, strerror(errno));
     }
     (void)snprintf(path, sizeof(path), "%s", file);
     for (;;) {

@@ -213,7 +213,7 @@ def broken_rules(k):
     bare = lambda texts: [re.sub(sass_flow.GUARD, "", t) for t in texts]
     bad = []
     if any(re.match(r"(LDL|STL)\b", t) for t in bare(k.path)):
-        bad.append("uses local memory in its heaviest loop")
+        bad.append("uses local memory on the path of its heaviest loop")
     if k.loop and not k.path:
         bad.append("has no way round its heaviest loop whose branches agree")
     if count(WAIT, k.flow.texts):

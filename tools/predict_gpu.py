@@ -3,7 +3,7 @@
 """What decode, attention and prompts should take on a GPU, by counts, beside the aims and what an H200 took.
 
 Prints the table of docs/design/cuda.md, whose section "What a step takes, by counts" states the model: a kernel takes
-the longest of its bytes, its instructions and its tiles, and a constant. No constant belongs to one row of the table.
+the longest of its bytes, its instructions and its tiles, and a constant. Constants of 1B and kv4 come from their own rows.
 Measured: an H200, 2026-11-26 and -27, docs/results/gpu.md and bench/results. Published: data sheets of H100 SXM, H200,
 Jetson AGX Orin 64 GB. Supposed: neither.
 

@@ -119,12 +119,11 @@ build() {
     [ -f "$dir/build.ninja" ] || rm -rf "$dir"
     rm -f "$out/$1.why"
     [ ! -d "$dir" ] || [ "$(cat "$out/$1.options" 2>/dev/null)" = "$*" ] || again=--reconfigure
-    echo "$*" >"$out/$1.options"
+    [ -d "$dir" ] && [ -z "$again" ] || rm -f "$out/$1.options" # a setup that is broken off leaves none
     if { [ ! -d "$dir" ] || [ -n "$again" ]; } &&
         ! meson setup "$dir" ${again:+"$again"} "${lines[@]}" "${@:2}" >"$out/$1.setup.log" 2>&1; then
-        rm -f "$out/$1.options"
         tail -n 20 "$out/$1.setup.log" >"$out/$1.why"
-    elif ! ninja -C "$dir" ${targets[@]+"${targets[@]}"} >"$out/$1.build.log" 2>&1; then
+    elif ! echo "$*" >"$out/$1.options" || ! ninja -C "$dir" ${targets[@]+"${targets[@]}"} >"$out/$1.build.log" 2>&1; then
         grep -E 'error|warning|FAILED' "$out/$1.build.log" | head -n 40 >"$out/$1.why"
     fi
     echo $((SECONDS - began)) >"$out/$1.built"

@@ -7,8 +7,9 @@
  * while the host does) has as many rows in a step as token_budget.h says. Where nobody who decodes
  * is in a hurry (urgency below 0), whole chunks ride beside the decode rows.
  *
- * A step in which nobody waits has most_rows, and of one prompt several chunks where the cache
- * allows (kv_joins_chunks()); prompts share them. A chunk stays what policies see and what is kept.
+ * Where nobody waits, the prompt whose turn it is has several chunks in a step of most_rows, and no
+ * other prompt beside it, if the cache allows (kv_joins_chunks()). A chunk stays what policies see
+ * and what is kept.
  *
  * What a sequence computes does not depend on who else is served: a row has the same bits in any
  * company, and chunks are cut or joined only where the policy does not see that (kv_divisible()).
@@ -161,25 +162,15 @@ static bool goes_before(const struct request *a, const struct request *b)
            (a->principal->chunk_turn == b->principal->chunk_turn && a->urgency > b->urgency);
 }
 
-static int32_t n_reading(const struct sched *s)
-{
-    int32_t n = 0;
-
-    for (const struct request *r = s->running.first; r; r = r->next) {
-        n += reads(s, r);
-    }
-    return n;
-}
-
-/* Instead of n rows, to a chunk's end, r's share of the room: whole chunks behind them, or all that
- * is left. What is scored by credit has place for a chunk's hidden states. */
+/* Instead of n rows, to a chunk's end: whole chunks behind them as far as there is room, or all
+ * that is left. What is scored by credit has place for a chunk's hidden states. */
 static int32_t join_chunks(const struct sched *s, const struct request *r, int32_t room, int32_t n)
 {
     int32_t most = s->config.prompt_rows < room ? s->config.prompt_rows : room;
     int32_t left = r->n_prompt - r->n_fed;
 
-    most /= n_reading(s);
-    if (most <= n || r->stashes || !kv_joins_chunks(s->config.cache, r->seq)) {
+    if (s->config.prompt_rows < 2 * s->config.max_chunk || most <= n || r->stashes ||
+        !kv_joins_chunks(s->config.cache, r->seq)) {
         return n;
     }
     return left <= most ? left : n + (most - n) / r->policy.chunk * r->policy.chunk;
@@ -271,24 +262,25 @@ int batch_build(struct sched *s)
     }
     b->patient = b->urgency < 0; /* or nobody decodes */
     int32_t budget = token_budget_room(&s->token_budget, b->patient ? 0 : b->rows.n_decode);
-    bool joins = b->patient && s->config.prompt_rows >= 2 * s->config.max_chunk;
-    int32_t most = b->patient ? s->config.most_rows : s->config.batch_tokens;
-    int32_t room = most + s->drafts.n_rows - b->rows.n;
+    /* less the rows beside, and hidden states of what is interleaved */
+    int32_t taken = b->rows.n - s->drafts.n_rows + (s->chunk.r ? s->config.max_chunk : 0);
+    int32_t room = s->config.batch_tokens - taken;
 
-    room = joins && room > s->config.prompt_rows ? s->config.prompt_rows : room;
-    room -= s->chunk.r ? s->config.max_chunk : 0; /* their hidden states */
     for (left = room; (r = next_prompt(s, left, budget)) != NULL;) {
         int32_t n = step_rows(s, r, left, budget);
-
-        n = joins ? join_chunks(s, r, left, n) : n;
-        int e = add_rows(s, r, n);
+        bool joins = b->patient && left == room;
+        int32_t rows = joins ? join_chunks(s, r, s->config.most_rows - taken, n) : n;
+        int e = add_rows(s, r, rows);
 
         if (e) {
             return e;
         }
-        left -= n;
-        budget = joins ? budget : budget > n ? budget - n : 0;
         r->principal->chunk_turn = ++s->turn;
+        if (rows > n) {
+            break; /* others would make it wait, and it them */
+        }
+        left -= n;
+        budget = budget > n ? budget - n : 0;
     }
     int e = batch_choose_chunk(s, room);
 

@@ -5,7 +5,7 @@
  * unusable: the backend is marked lost with the call and the cause, every later operation answers
  * -ENODEV, and the engine process ends so that its parent can start another. Any other is news with
  * the call, but for a want of memory, which the requests that it ends tell: what fails a step has a
- * name. Who goes on without the call says so instead. */
+ * name. Who goes on without the call may say more. */
 
 #include <cerrno>
 #include <cstdio>

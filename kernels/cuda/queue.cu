@@ -269,7 +269,7 @@ static struct cudaKernelNodeParams node_params(const struct cuda_call *c, void *
     return p;
 }
 
-/* Does the driver say what is free, and rightly? */
+/* Does the driver say what is free, and rightly? Else a graph counts as GRAPH_BYTES. */
 static bool free_bytes(struct cuda *cu, uint64_t *ret)
 {
     size_t n = 0;

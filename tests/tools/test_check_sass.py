@@ -143,7 +143,7 @@ class Sass(unittest.TestCase):
         self.assertEqual(self.rules("stream_q", *plain), none)
         self.assertEqual(self.rules("stream_q", "HMMA.16816.F32 R12, R4, R8, R12", *plain), none)
         self.assertEqual(self.rules("rows", *plain[:3], "STL [R1], R9", "@!P1 BRA 0x10", "EXIT"),
-                         ["uses local memory in its heaviest loop"])
+                         ["uses local memory on the path of its heaviest loop"])
         reads = ["reads global memory before it waits for the kernel ahead"]
         copy = "LDGSTS.E.BYPASS.128 [R4], desc[UR4][R2.64]"
         self.assertEqual(self.rules("rows", "LDG.E R4, [R2.64]", "ACQBULK", *plain), reads)

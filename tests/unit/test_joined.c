@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Several chunks of a prompt in one step: a text says, to the bit, what it says when a step takes
- * one chunk; kept prompts are found at the same chunks; prompts share a step; who decodes waits for
+ * one chunk; kept prompts are found at the same chunks; prompts take turns; who decodes waits for
  * no more than before; a cancel leaves nothing behind. What the plan has for it is in test_plan.c
  * and test_plan_taken.c, the CUDA backend's side in tests/cuda/test_joined.c. */
 
@@ -189,8 +189,8 @@ Test(joined, scored_by_credit)
     run_clear(&r[1]);
 }
 
-/* Prompts share a step: none waits for another's end. */
-Test(joined, prompts_share)
+/* A step with several chunks is one prompt's: of one user the first's, of several in turns. */
+Test(joined, prompts_take_turns)
 {
     struct run want[3];
     struct run got[3];
@@ -202,19 +202,50 @@ Test(joined, prompts_share)
     for (int i = 0; i < 3; i++) {
         struct engine_request q = run_request(ids, LONG - 900 * i, N_NEW);
 
+        q.principal = i == 2 ? 2 : 1;
         run_submit(e, &q, &got[i]);
     }
     (void)run_step(e);
-    cr_assert_eq(got[0].progress, 512);
-    cr_assert_eq(got[1].progress, 512);
-    cr_assert_eq(got[2].progress, 500);
-    cr_assert_eq(got[2].n_new, 1);
+    cr_assert_eq(got[0].progress, JOINED);
+    cr_assert_eq(got[1].progress, 0);
+    cr_assert_eq(got[2].progress, 0);
+    (void)run_step(e);
+    cr_assert_eq(got[0].progress, JOINED);
+    cr_assert_eq(got[1].progress, 0);
+    cr_assert(got[2].n_new == 1 || got[2].progress > 0, "the other user's turn");
     run_all(e);
     for (int i = 0; i < 3; i++) {
         cr_assert(run_same(&got[i], &want[i]), "%d", i);
         run_clear(&got[i]);
         run_clear(&want[i]);
     }
+    engine_destroy(e);
+}
+
+/* Lines of a batch do not ride in the step of a prompt that is waited for. */
+Test(joined, batches_wait)
+{
+    struct run background[2];
+    struct run urgent;
+    struct engine *e = open_engine("cache_model.gguf", NULL, "cpu", 3, "full", JOINED);
+    struct engine_request q = run_request(ids, LONG, N_NEW);
+
+    q.urgency = -1;
+    for (int i = 0; i < 2; i++) {
+        run_submit(e, &q, &background[i]);
+    }
+    q.urgency = 0;
+    run_submit(e, &q, &urgent);
+    (void)run_step(e);
+    cr_assert_eq(urgent.progress, JOINED);
+    cr_assert_eq(background[0].progress, 0);
+    cr_assert_eq(background[1].progress, 0);
+    run_all(e);
+    cr_assert(run_same(&urgent, &background[0]));
+    for (int i = 0; i < 2; i++) {
+        run_clear(&background[i]);
+    }
+    run_clear(&urgent);
     engine_destroy(e);
 }
 

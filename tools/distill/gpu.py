@@ -339,7 +339,8 @@ class Gpu:
         self.steps = 0
         if path.exists():
             path.replace(o.run / "overlay-before.gguf")
-        self.student.longest = max(self.student.longest, o.ctx)
+        if self.student.longest is not None:
+            self.student.longest = max(self.student.longest, o.ctx)
         mine = [p.data for p in self.params]
         for p, v in zip(self.params, values or self.mean):
             p.data = v

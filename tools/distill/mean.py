@@ -41,7 +41,7 @@ def main(argv=None):
     different = [k for k, v in first.named_buffers() if not torch.equal(v, more[k])] if set(state) == set(more) else ["tensors"]
     if different:
         raise SystemExit(f"distill: {o.overlay[1]} differs in {different[0]}, of which there is no mean")
-    first.longest = max(first.longest, later.longest)
+    first.longest = max(first.longest, later.longest) if first.longest and later.longest else None
     with torch.no_grad():
         for a, b in zip(first.parameters(), later.parameters()):
             a.lerp_(b, o.share)

@@ -125,7 +125,7 @@ class Student(nn.Module):
         self.store = [i for i, n in enumerate(self.sizes) for _ in range(n)]  # of each deep layer
         self.kv_heads = kv_heads or w.n_kv
         self.dims = None  # wide.py's K and V
-        self.longest = 0  # text that it was trained on, in tokens; 0: not known
+        self.longest = 0  # text that it was trained on, in tokens; None: an overlay did not say
         if w.n_heads % self.kv_heads:
             raise SystemExit(f"distill: --kv-heads: {self.kv_heads} does not divide {w.n_heads} query heads")
         param = lambda a: nn.Parameter(tensor(a, frozen.device, torch.float32).clone())

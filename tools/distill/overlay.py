@@ -175,7 +175,7 @@ def load(path, student):
             raise SystemExit(f"distill: {path}: {name} is {a.shape}, the student's is {tuple(param.shape)}")
         with torch.no_grad():
             param.copy_(torch.from_numpy(np.array(a)))
-    student.longest = int(r.fields[LONGEST].contents()) if LONGEST in r.fields else 0
+    student.longest = int(r.fields[LONGEST].contents()) if LONGEST in r.fields else None
     put(student.norm, "norm_swiftkv.weight", False)
     for j, q in enumerate(student.q):
         at = f"blk.{split + j}."

@@ -210,6 +210,7 @@ class Run:
             self.student.load_state_dict(state["student"])
             self.opt.load_state_dict(state["opt"])
             self.go_on(state)
+            self.student.longest = state.get("longest")
             self.anew = state.get("anew", 0)
             if o.ema:
                 self.mean = state.get("mean") or [p.detach().clone() for p in self.params]
@@ -278,7 +279,7 @@ class Run:
                                           "step": self.step, "sequences": self.sequences, "spent": self.spent,
                                           "mean": self.mean, "dims": list(self.student.dims or ()), "before": self.before, "anew": self.anew,
                                           "looked": self.looked, "looked_of": self.looked_of,
-                                          "stage": self.o.stage, "ctx": self.o.ctx, "optimizer": self.o.optimizer, "data": self.data.fingerprint,
+                                          "longest": self.student.longest, "stage": self.o.stage, "ctx": self.o.ctx, "optimizer": self.o.optimizer, "data": self.data.fingerprint,
                                           "exit_words": [int(i) for i in self.student.exit_words]
                                           if self.student.exit_words is not None else None})
 
@@ -509,7 +510,8 @@ class Run:
         if self.o.train == "all":
             print(f"distill: {self.step} steps; no overlay: it would replace the base's own tensors", flush=True)
             return
-        self.student.longest = max(self.student.longest, self.o.ctx)
+        if self.student.longest is not None:
+            self.student.longest = max(self.student.longest, self.o.ctx)
         mine = [p.data for p in self.params]
         for mean, p in zip(self.mean or (), self.params):
             p.data = mean

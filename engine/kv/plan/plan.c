@@ -408,7 +408,7 @@ void plan_print_table(const struct plan *p, FILE *out)
             p->ctx, p->n_seqs, p->max_ctx, p->max_sequences);
         if (p->ctx_is_cut) {
             fprintf(out,
-                    "the model was trained on %d: the context is what %" PRIu64
+                    "model and overlay were trained on %d: the context is what %" PRIu64
                     " MiB %s leave of it\n",
                     p->ctx_model, p->available_bytes >> 20, why(p, p->available_bytes));
         }

@@ -103,7 +103,7 @@ class WideStores(Trained):
         for (name, p), first in zip(found.named_parameters(), both[0].parameters()):
             self.assertLess((p - first - 0.25).abs().max().item(), 1e-5, name)
         self.assertEqual(int(overlay.shape(paths[2])[2].fields["pipit.distill.tokens"].contents()), 7)
-        self.assertEqual(found.longest, 0)
+        self.assertIsNone(found.longest)
         both[0].longest, both[1].longest = 96, 32
         for s, path in zip(both, paths):
             overlay.write(path, s, "F32", notes={"pipit.distill.tokens": 7})
@@ -181,6 +181,11 @@ class WideStores(Trained):
         s = wide.Wide(self.frozen, 2, 3, overlay.wide_dims(overlay.shape(self.folder / "again/overlay.gguf")[2]))
         overlay.load(self.folder / "again/overlay.gguf", s)
         self.assertEqual(s.longest, 32)
+        with unittest.mock.patch.object(overlay, "LONGEST", "unknown"):  # of an overlay that does not say it
+            overlay.write(str(self.folder / "older.gguf"), s, "F32")
+        self.train("older", *args, "--steps", "1", "--resume-from", str(self.folder / "older.gguf"))
+        overlay.load(self.folder / "older/overlay.gguf", s)
+        self.assertIsNone(s.longest)
         self.train("uneven", "--split", "2", "--group", "1,2", *args[4:], "--steps", "2")
         engine(self.folder, STORIES, self.text, CTX, "kv8", str(self.folder / "uneven/overlay.gguf"))
         narrow = ["--split", "2", "--group", "3", "--steps", "13"]
