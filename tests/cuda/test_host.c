@@ -674,7 +674,8 @@ static void fused_stores(void)
         {{DTYPE_BF16, DTYPE_BF16, DTYPE_BF16}, 1, 1, 1},
         {{DTYPE_F16, DTYPE_F16, DTYPE_F16}, 4, 4, 2},
         {{DTYPE_Q4_K, DTYPE_Q4_K, DTYPE_Q4_K}, 1, 1, 2},
-        {{DTYPE_Q4_K, DTYPE_Q4_K, DTYPE_Q6_K}, 9, 9, 3},
+        {{DTYPE_Q4_K, DTYPE_Q4_K, DTYPE_Q6_K}, 8, 8, 3},
+        {{DTYPE_Q4_K, DTYPE_Q4_K, DTYPE_Q6_K}, 9, 9, 4}, /* gemm_q_few stores no heads */
         {{DTYPE_BF16, DTYPE_BF16, DTYPE_Q8_0}, 1, 1, 3},
         {{DTYPE_F32, DTYPE_F32, DTYPE_F32}, 1, 1, 3},
         {{DTYPE_Q8_0, DTYPE_Q8_0, DTYPE_Q8_0}, 2, 1, 4},
