@@ -47,7 +47,7 @@ CUDA_INLINE void count_slots(const struct choice *p, int32_t group, int32_t *par
     *ret_free = topk_scan(may_go, part, &before);
 }
 
-/* How many must go, into flag[1]; flag[0] set when protected slots alone exceed the budget. */
+/* How many must go, into flag[1]; flag[0] > 0 when protected slots alone exceed the budget. */
 CUDA_KERNEL void __launch_bounds__(CUT_THREADS) choose_drops(struct choice p)
 {
     __shared__ int32_t part[CUT_WARPS];
@@ -63,7 +63,7 @@ CUDA_KERNEL void __launch_bounds__(CUT_THREADS) choose_drops(struct choice p)
     n = live > p.budget ? live - p.budget : 0;
     if (n > may_go) {
         if (threadIdx.x == 0) {
-            p.flag[0] = 1;
+            atomicAdd(&p.flag[0], 1); /* blocks in no order */
         }
         n = 0;
     }

@@ -22,6 +22,14 @@ import lane as lane_py
 ONCE = b", there was a little girl named Lily. She loved to play outside in the park. One day,"
 
 
+def accepted(folder):
+    """A connection, or None while nobody listens: the socket is there a moment before."""
+    try:
+        return Lane(folder, timeout=20)
+    except OSError:
+        return None
+
+
 class Served(unittest.TestCase):
     """One daemon for all tests of a class; a fresh connection each."""
     args = ()
@@ -75,17 +83,20 @@ class Answers(Served):
                 argv = [PIPITD, "--model", STORIES, "--backend", "ref", "--threads", "1", "--gateway", "no", "--runtime-dir", folder]
                 with subprocess.Popen([*argv, *([] if hidden else ["--debugger"])], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                       env={k: v for k, v in os.environ.items() if not k.startswith("PIPIT_")}, **user) as p:
-                    if not wait_until(lambda: os.path.exists(os.path.join(folder, "lane.sock"))):
-                        p.kill()
-                        self.skipTest("another user cannot run the daemon here: " + p.stderr.read().decode())
-                    lane = Lane(folder, timeout=20)
-                    lane.wait_ready(20)
-                    with open(f"/proc/{p.pid}/task/{p.pid}/children") as f:
-                        pids = [p.pid, int(f.read().split()[0])]
-                    owners = {os.stat(f"/proc/{pid}/environ").st_uid for pid in pids}
-                    lane.close()
-                    p.terminate()
-                    p.wait(20)
+                    try:
+                        lane = wait_until(lambda: accepted(folder))
+                        if not lane:
+                            p.kill()
+                            self.skipTest("another user cannot run the daemon here: " + p.stderr.read().decode())
+                        lane.wait_ready(20)
+                        with open(f"/proc/{p.pid}/task/{p.pid}/children") as f:
+                            pids = [p.pid, int(f.read().split()[0])]
+                        owners = {os.stat(f"/proc/{pid}/environ").st_uid for pid in pids}
+                        lane.close()
+                        p.terminate()
+                        p.wait(20)
+                    finally:
+                        p.kill()  # else a failure would wait for its end
                     self.assertEqual(owners, {0 if hidden else user.get("user", os.geteuid())})
 
     def test_generate(self):
