@@ -79,12 +79,13 @@ fi
 echo "demo: asking $(basename "$model"): $prompt" >&2
 pipit "${ask[@]}" "$prompt" </dev/null # a pipe there would be read as part of the prompt
 if [ -n "$swiftkv" ]; then
-    echo "demo: 4718, hidden in 3,500 characters, is asked for (seven digits come right in six cases of ten)" >&2
+    number=4718206 # of seven digits, as those of docs/results/distillation.md: under kv4, in 1,000 tokens, 59 of 100
+    echo "demo: $number, hidden in 3,500 characters, is asked for (such numbers come right in six cases of ten)" >&2
     text=$(grep -v '^    \||' ARCHITECTURE.md | tr -s '`#*[]-' ' ' | head -c 3500)
     before=${text:0:1200}
     {
         printf '%s. ' "${before%.*}"
-        echo "One of the special magic numbers for harbour is: 4718.${before##*.}${text:1200}"
+        echo "One of the special magic numbers for harbour is: $number.${before##*.}${text:1200}"
         printf '\n\n%s\n' "What is the special magic number for harbour mentioned in the provided text?"
     } | pipit ask --stats --temp 0 -n 16 -
 fi
