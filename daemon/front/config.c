@@ -6,6 +6,7 @@
 
 #include "daemon/front/config.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -27,8 +28,8 @@ enum { SERVE = 1, PLAN = 2 };
 enum { RINGS_BYTES = 6728 << 10, GATEWAY_BYTES = 8 << 20, GATEWAY_SEQ_BYTES = 5 << 18 };
 
 /* A flag of rows: a running daemon takes the setting over when it reads its configuration again.
- * Rows of the engine count when it also loads the model again. The others size memory of the
- * front's: they wait for a restart. */
+ * No text and no list has it (config_copy_live()). Rows of the engine count when it also loads the
+ * model again. The others size memory of the front's: they wait for a restart. */
 enum { LIVE = 1 << 8 };
 
 static const char *const log_which[] = {"no", "failed", "yes", NULL}; /* enum logline_which */
@@ -295,6 +296,19 @@ void config_apply(struct config *c, struct config *from, bool engine, char *ret_
             int len = snprintf(ret_waiting + n, size - n, "%s%s", n ? ", " : "", row->name);
 
             n += len > 0 ? (size_t)len : 0;
+        }
+    }
+}
+
+void config_copy_live(struct config *to, const struct config *from)
+{
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const struct option_row *row = &rows[i];
+
+        if (row->flags & LIVE) {
+            assert(row->type != OPTION_STRING && row->type != OPTION_LIST);
+            memcpy((char *)to + row->offset, (const char *)from + row->offset,
+                   value_size(row->type));
         }
     }
 }

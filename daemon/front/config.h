@@ -76,6 +76,8 @@ bool config_same_engine(const struct config *a, const struct config *b);
  * is named in ret_waiting, "lanes, gateway", or "". */
 void config_apply(struct config *c, struct config *from, bool engine, char *ret_waiting,
                   size_t size);
+/* Gives `to` what may change while it runs, as `from` has it: numbers, no memory of either's. */
+void config_copy_live(struct config *to, const struct config *from);
 
 /* --help of `pipitd` or `pipitd plan`; to be freed. */
 char *config_help(bool plan);

@@ -44,20 +44,6 @@ static void put_back(struct front *f)
     reload_settle(f);
 }
 
-/* An engine is on trial: what counts at once is to stay, should the configuration before come back.
- */
-static void keep_live(struct front *f)
-{
-    struct config again;
-    struct error e = {0};
-    char waiting[256];
-
-    if (config_reload(f->config, &again, &e) == 0) {
-        config_apply(&f->before, &again, false, waiting, sizeof(waiting));
-    }
-    config_clear(&again);
-}
-
 static void read_again(struct front *f, bool engine)
 {
     struct config next;
@@ -76,8 +62,8 @@ static void read_again(struct front *f, bool engine)
     } else {
         other = engine && !config_same_engine(f->config, &next);
         take(f, &next, engine);
-        if (f->on_trial) {
-            keep_live(f);
+        if (f->on_trial) { /* what counts at once is to stay, should the one before come back */
+            config_copy_live(&f->before, f->config);
         }
     }
     if (other) {

@@ -129,10 +129,13 @@ class Base(unittest.TestCase):
         self.conf = os.path.join(self.folder, "conf")
         self.configure()
 
-    def configure(self, **settings):
-        lines = {"model": MODEL, "backend": "ref", "threads": "1", "ctx": "256", "sequences": "1", **settings}
+    def settings(self, **more):
+        lines = {"model": MODEL, "backend": "ref", "threads": "1", "ctx": "256", "sequences": "1", **more}
+        return "".join(f"{k.replace('_', '-')} = {v}\n" for k, v in lines.items())
+
+    def configure(self, **more):
         with open(self.conf, "w", encoding="utf-8") as f:
-            f.writelines(f"{k.replace('_', '-')} = {v}\n" for k, v in lines.items())
+            f.write(self.settings(**more))
 
     arguments = ()
     program = PIPITD
@@ -194,6 +197,9 @@ class Reload(Base):
 
     def reload(self):
         os.kill(self.pid, signal.SIGHUP)
+        self.reloaded()
+
+    def reloaded(self):
         self.assertIn("MONOTONIC_USEC=", self.systemd.wait_for("RELOADING=1")[-1])
         self.systemd.wait_for("READY=1")
 
@@ -240,11 +246,13 @@ class Reload(Base):
         self.assertIn("old configuration stays", text)
 
     def test_live_settings_read_during_a_trial(self):
-        """What counts at once stays as it was read last when the model before comes back."""
+        """What counts at once stays as it was read last when the model before comes back. The file is read once: it is a
+        pipe, and another one has its name before the daemon has read the pipe's first byte."""
+        late, pipe = os.path.join(self.folder, "late.gguf"), os.path.join(self.folder, "pipe")
         still = False
         for _ in range(20):
             first = self.engine_of(self.pid)
-            self.configure(max_queue=5, model=os.path.join(self.folder, "late.gguf"))
+            self.configure(max_queue=5, model=late)
             self.lane.send(CONTROL, struct.pack("<II", RELOAD, 0))
             engine, end = first, time.monotonic() + WAIT
             while engine == first and time.monotonic() < end:
@@ -252,8 +260,14 @@ class Reload(Base):
                     engine = self.engine_of(self.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(engine, signal.SIGSTOP)
-            self.configure(max_queue=0, model=os.path.join(self.folder, "late.gguf"))
-            self.reload()
+            os.mkfifo(pipe)
+            os.replace(pipe, self.conf)
+            os.kill(self.pid, signal.SIGHUP)
+            with open(self.conf, "w", encoding="utf-8") as f:  # waits until the daemon has opened it, too
+                os.unlink(self.conf)
+                self.configure(max_queue=7, model=late)
+                f.write(self.settings(max_queue=0, model=late))
+            self.reloaded()
             with contextlib.suppress(IndexError):
                 still = self.engine_of(self.pid) == engine  # stopped before it had failed
             with contextlib.suppress(ProcessLookupError):
