@@ -24,9 +24,22 @@
 
 enum { STEP_PAGES = TILE_KEYS / OPS_PAGE_SLOTS };
 
+/* Of f32 tiles would lose bits; GGUF's blocks are there to be compared with. */
 static bool has_tiles(enum ops_kv_type type)
 {
-    return type == OPS_KV_G4 || (type != OPS_KV_F32 && !kv_page_by_slot(type));
+    switch (type) {
+    case OPS_KV_F16:
+    case OPS_KV_BF16:
+    case OPS_KV_FP8:
+    case OPS_KV_I8:
+    case OPS_KV_G4:
+        return true;
+    case OPS_KV_F32:
+    case OPS_KV_Q8_0:
+    case OPS_KV_Q4_0:
+        break;
+    }
+    return false;
 }
 
 bool att_tiles_serve(const struct att_unit *u)

@@ -8,6 +8,7 @@
  * sums in most steps. 2^x is a cubic on [0, 1) (relative error 7.5e-5, while a weight in bf16 is
  * known to 2e-3) and scalef, which also makes exact zeros of what is masked. */
 
+#include <assert.h>
 #include <math.h>
 
 #include "kernels/x86/amx.h"
@@ -34,7 +35,7 @@ UNROLL_INLINE __m512 load_kv(enum ops_kv_type type, const uint8_t *p, size_t i)
         return lf_of_fp8(p + i);
     case OPS_KV_I8:
         return lf_of_int(li_of_i8((const int8_t *)p + i));
-    default:
+    default: /* OPS_KV_F32 */
         return _mm512_loadu_ps((const float *)(const void *)p + i);
     }
 }
@@ -206,8 +207,12 @@ static void tile_kv_amx(const struct cpu_tile_kv *t)
     case OPS_KV_I8:
         kv_tiles(OPS_KV_I8, t);
         break;
-    default:
+    case OPS_KV_F32: /* check_bits alone asks for it */
         kv_tiles(OPS_KV_F32, t);
+        break;
+    case OPS_KV_Q8_0:
+    case OPS_KV_Q4_0:
+        assert(!"has_tiles() of attention_tiles.c lets no other blocks through");
         break;
     }
 }
