@@ -38,6 +38,7 @@ struct config {
     int64_t swiftkv;
     bool outputs;
     int64_t group;
+    char *wide;
     bool skew;
     char *base;
     bool help;
@@ -70,6 +71,7 @@ static const struct option_row rows[] = {
     {"swiftkv", 0, OPTION_INT, AT(swiftkv), 1, 4096, .help = "instead of a model, write a SwiftKV overlay of --base: layers from this one on get keys and values from one hidden state"},
     {"group", 0, OPTION_INT, AT(group), 1, 4096, .fallback = "1", .help = "with --swiftkv: so many deep layers share keys and values"},
     {"outputs", 0, OPTION_FLAG, AT(outputs), .help = "with --swiftkv: each deep layer gets an output projection of its own, the mean over its group"},
+    {"wide", 0, OPTION_STRING, AT(wide), .metavar = "K+V", .help = "with --swiftkv: stores of one head of K and V dims (128+256) and the maps that join the query heads to it; random, by --seed"},
     {"skew", 0, OPTION_FLAG, AT(skew), .help = "instead of a model, write a skew overlay of --base, for infinigen: unit matrices"},
     {"base", 0, OPTION_STRING, AT(base), .metavar = "FILE", .help = "with --swiftkv, --skew: the model it belongs to"},
     {"help", 'h', OPTION_FLAG, AT(help), .flags = OPTION_ARGV_ONLY, .help = "show this text"},
@@ -173,6 +175,34 @@ static int make_model(const struct config *c, const char *path, struct error *re
     return r;
 }
 
+/* "128+256" */
+static int pick_wide(const char *text, struct mkmodel_swiftkv *s, struct error *reterr)
+{
+    int end = 0;
+    unsigned k = 0;
+    unsigned v = 0;
+
+    if (strspn(text, "0123456789+") != strlen(text) || strlen(text) > 9 ||
+        sscanf(text, "%4u+%4u%n", &k, &v, &end) != 2 || text[end] || k < 2 || k % 2 ||
+        k > MKMODEL_MAX_HEAD || v < 2 || v > MKMODEL_MAX_HEAD) {
+        return error_set(reterr, -EINVAL,
+                         "--wide: '%.40s' is not K+V, both 2 to %d, K even, as in 128+256", text,
+                         MKMODEL_MAX_HEAD);
+    }
+    s->k_dim = k;
+    s->v_dim = v;
+    return 0;
+}
+
+static int make_swiftkv(const struct config *c, const char *path, struct error *reterr)
+{
+    struct mkmodel_swiftkv s = {
+        .split = c->swiftkv, .group = c->group, .outputs = c->outputs, .seed = (uint64_t)c->seed};
+    int r = c->wide ? pick_wide(c->wide, &s, reterr) : 0;
+
+    return r ? r : mkmodel_swiftkv_write(c->base, &s, path, reterr);
+}
+
 static int run(const void *config, const struct option_list *words, struct error *reterr)
 {
     const struct config *c = config;
@@ -185,8 +215,9 @@ static int run(const void *config, const struct option_list *words, struct error
     if ((c->swiftkv || c->skew) && !c->base) {
         return error_set(reterr, -EINVAL, "%s needs --base FILE", c->skew ? "--skew" : "--swiftkv");
     }
-    if (c->outputs && !c->swiftkv) {
-        return error_set(reterr, -EINVAL, "--outputs belongs to --swiftkv");
+    if ((c->outputs || c->wide) && !c->swiftkv) {
+        return error_set(reterr, -EINVAL, "%s belongs to --swiftkv",
+                         c->wide ? "--wide" : "--outputs");
     }
     if (c->base && !c->swiftkv && !c->skew) {
         return error_set(reterr, -EINVAL, "--base belongs to --swiftkv or --skew");
@@ -195,8 +226,7 @@ static int run(const void *config, const struct option_list *words, struct error
         return mkmodel_skew_write(c->base, words->v[0], reterr);
     }
     if (c->swiftkv) {
-        return mkmodel_swiftkv_write(c->base, c->swiftkv, c->group, c->outputs, words->v[0],
-                                     reterr);
+        return make_swiftkv(c, words->v[0], reterr);
     }
     return make_model(c, words->v[0], reterr);
 }

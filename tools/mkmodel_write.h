@@ -20,12 +20,25 @@ struct mkmodel_plan {
 int mkmodel_write(const struct mkmodel_plan *plan, const char *path, struct pool *pool,
                   uint64_t *ret_params, uint64_t *ret_bytes, struct error *reterr) WARN_UNUSED;
 
-/* The untrained start of a distillation: norm_swiftkv is the input norm of layer n_kv_layers, each
+enum { MKMODEL_MAX_HEAD = 1024 };
+
+struct mkmodel_swiftkv {
+    int64_t split; /* first deep layer */
+    int64_t group; /* so many share keys and values */
+    bool outputs;
+    int64_t k_dim; /* of the one head of a wide store; 0: heads as the model's */
+    int64_t v_dim;
+    uint64_t seed; /* of a wide store's numbers */
+};
+
+/* The untrained start of a distillation: norm_swiftkv is the input norm of the split layer, each
  * deep layer's q its own, k and v of a group's leader the mean of the group's; with `outputs` each
- * deep layer has an output projection of its own, the mean of the group's, too. -EINVAL for a depth
- * or group that the base does not have, -EBADMSG for a base without the tensors. */
-int mkmodel_swiftkv_write(const char *base_path, int64_t n_kv_layers, int64_t group,
-                          bool outputs, const char *path, struct error *reterr) WARN_UNUSED;
+ * deep layer has an output projection of its own, the mean of the group's, too. A wide store's k
+ * and v and the maps of its heads are random: plans and speed are those of a trained one. -EINVAL
+ * for a depth, a group or a width that the base does not have, -EBADMSG for a base without the
+ * tensors. */
+int mkmodel_swiftkv_write(const char *base_path, const struct mkmodel_swiftkv *what,
+                          const char *path, struct error *reterr) WARN_UNUSED;
 
 /* What infinigen needs of a model without a text: unit matrices for K heads from the third layer
  * on. */

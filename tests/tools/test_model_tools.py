@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """pipit-mkmodel and pipit-quantize as a user calls them.
 
-    test_model_tools.py PIPIT_MKMODEL PIPIT_QUANTIZE
+    test_model_tools.py PIPIT_MKMODEL PIPIT_QUANTIZE [PIPIT_EVAL]
 
-Files are read back by a reader of this folder, not by ours. Exit 77 without numpy.
+Files are read back by a reader of this folder, not by ours; wide overlays by the engine, too. Exit 77 without numpy.
 """
 
+import csv
 import hashlib
 import os
 import struct
@@ -24,7 +25,7 @@ except ImportError as e:
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_file import F16, F32, Q8_0, Gguf  # noqa: E402
 
-MKMODEL, QUANTIZE = sys.argv[1:3]
+MKMODEL, QUANTIZE, *EVAL = sys.argv[1:]
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data")
 SMALL = ["--layers", "3", "--hidden", "64", "--ffn", "96", "--heads", "4", "--kv-heads", "2", "--vocab", "300"]
 
@@ -144,6 +145,7 @@ class MkModel(Tools):
             (["--type", "q9"], "--type: 'q9'"),
             (["--layres", "3"], "did you mean --layers?"),
             (["--swiftkv", "1"], "needs --base"),
+            (["--wide", "128+256"], "--wide belongs to --swiftkv"),
             (["--skew"], "--skew needs --base"),
             (["--skew", "--swiftkv", "1"], "are two files"),
             (["--tied", "maybe"], "--tied: 'maybe'"),
@@ -173,6 +175,53 @@ class SwiftKv(Tools):
         for j in range(1, 6):
             self.assertEqual(over.tensors[f"blk.{j}.attn_q_swiftkv.weight"], base.tensors[f"blk.{j}.attn_q.weight"])
         self.assertEqual(len(over.tensors), 1 + 5 * 2 + 2 * 4)
+
+    def test_wide_stores(self):
+        """Shapes as docs/design/distillation.md has them, and the engine takes the file."""
+        base = self.make("base", *SMALL, "--layers", "6", "--type", "q4_1")
+        wide = ["--swiftkv", "2", "--group", "3", "--wide", "48+80", "--base", self.path("base")]
+        self.run_tool(MKMODEL, *wide, self.path("over"))
+        over = Gguf(self.path("over"))
+        self.assertEqual([over.keys[f"pipit.swiftkv.{k}_length"] for k in ("key", "value")], [48, 80])
+        self.assertEqual([over.keys[f"pipit.swiftkv.{k}"] for k in ("num_key_value_layers", "key_value_group_size")], [2, 3])
+        q4_1 = base.tensors["blk.2.attn_q.weight"][0]
+        want = {"norm_swiftkv.weight": (F32, [64])}
+        for j in range(2, 6):
+            want[f"blk.{j}.attn_q_swiftkv.weight"] = (q4_1, [64, 64])
+            want[f"blk.{j}.attn_q_map_swiftkv.weight"] = (F16, [16, 4 * 48])  # rows that are no whole blocks
+            want[f"blk.{j}.attn_v_map_swiftkv.weight"] = (F16, [80, 4 * 16])
+        for j in (2, 5):
+            want |= {f"blk.{j}.attn_k_swiftkv.weight": (q4_1, [64, 48]), f"blk.{j}.attn_v_swiftkv.weight": (q4_1, [64, 80]),
+                     f"blk.{j}.attn_freqs_swiftkv.weight": (F32, [24])}
+        self.assertEqual({n: (kind, list(dims)) for n, (kind, dims, _) in over.tensors.items()}, want)
+        self.assertTrue(np.allclose(over.array("blk.5.attn_freqs_swiftkv.weight"), 1e4 ** (-np.arange(24) / 24), rtol=1e-5))
+        maps = [over.array(f"blk.{j}.attn_v_map_swiftkv.weight") for j in range(2, 6)]
+        self.assertLess(abs(np.std(maps) * 80 ** 0.5 - 1), 0.05)
+        self.assertFalse(np.array_equal(maps[0], maps[1]))
+        self.run_tool(MKMODEL, *wide, self.path("same"))
+        self.run_tool(MKMODEL, *wide, "--seed", "2", self.path("other"))
+        self.assertEqual(over.data, Gguf(self.path("same")).data)
+        self.assertNotEqual(over.data, Gguf(self.path("other")).data)
+        with open(self.path("text"), "w", encoding="utf-8") as f:
+            f.write("Once upon a time there was a base. " * 8)
+        for program in EVAL:
+            found = set()
+            for more in ([], ["--overlay", self.path("over")], ["--overlay", self.path("other")]):
+                p = subprocess.run([program, "-m", self.path("base"), "--text", self.path("text"), "-c", "64", "-n", "1", "--backend", "ref",
+                                    *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+                self.assertEqual(p.returncode, 0, p.stderr)
+                found.add(float(next(csv.DictReader(p.stdout.splitlines()))["perplexity"]))
+            self.assertTrue(np.isfinite(list(found)).all())
+            self.assertEqual(len(found), 3)
+
+    def test_wide_refusals(self):
+        self.make("base", *SMALL)
+        self.make("biased", *SMALL, "--arch", "qwen2")
+        for base, wide, says in (("base", "128", "is not K+V"), ("base", "127+256", "is not K+V"), ("base", "128+", "is not K+V"),
+                                 ("base", "1026+64", "is not K+V"), ("base", "64+64+64", "is not K+V"), ("base", "-2+64", "is not K+V"),
+                                 ("biased", "128+256", "has biases")):
+            self.run_tool(MKMODEL, "--swiftkv", "1", "--wide", wide, "--base", self.path(base), self.path("x"), code=2, says=says)
+        self.assert_no_leftovers("base", "biased")
 
     def test_refusals(self):
         self.make("base", *SMALL)
