@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "engine/kv/plan/geometry.h"
 #include "engine/kv/policy/policy.h"
 
 /* Texts under it may be longer than the context, which no plan for all policies holds. */
@@ -18,12 +19,12 @@ static bool goes_beyond(const struct policy *p)
     return policy_most_tokens(p, 2) > 2;
 }
 
+/* Does one plan serve both? Beside their pages: what queries read, and what open_class() plans
+ * for. */
 static bool same_class(const struct policy *a, const struct policy *b)
 {
-    return !goes_beyond(a) && !goes_beyond(b) && a->k_type == b->k_type && a->v_type == b->v_type &&
-           a->shared == b->shared && a->pos_new == b->pos_new && a->rank == b->rank &&
+    return !goes_beyond(a) && !goes_beyond(b) && geometry_same_pages(a, b) &&
            a->select == b->select && a->select_mode == b->select_mode && a->mean == b->mean &&
-           a->partial == b->partial && a->partial8 == b->partial8 &&
            policy_expects(a) == policy_expects(b) &&
            policy_divides_heads(a) == policy_divides_heads(b);
 }
@@ -109,7 +110,8 @@ int engines_open(const struct engine_config *base, const struct engine_config *a
             k++;
         }
         if (k == ENGINES_MAX) {
-            return error_set(reterr, -EINVAL, "at most %d page classes", ENGINES_MAX);
+            return error_set(reterr, -EINVAL, "at most %d classes of policies, each with an engine",
+                             ENGINES_MAX);
         }
         struct engines_class *c = &ret->class[k];
 

@@ -2,11 +2,10 @@
 #ifndef PIPIT_EVAL_ENGINES_H
 #define PIPIT_EVAL_ENGINES_H
 
-/* One engine for each page class (types of K and V, positions, what queries read) among the
- * policies to be compared, planned so that a sequence of any placement policy fits: texts under
- * several policies then share batches, and weights are read once a step for all of them. What a
- * sequence computes does not depend on its company, and a prompt that is held whole gives the bits
- * of one read by layers.
+/* One engine for each class (the same pages, what queries read) of the policies to be compared,
+ * planned so that a sequence of any placement policy fits: texts under several policies then share
+ * batches, and weights are read once a step for all of them. What a sequence computes does not
+ * depend on its company, and a prompt that is held whole gives the bits of one read by layers.
  *
  * One engine is open at a time: with as many sequences as a batch has, the cache of each is
  * gigabytes. */

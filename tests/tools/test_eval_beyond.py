@@ -34,6 +34,19 @@ for kv in ("streaming:60,chunk=32", "streaming:100,chunk=1"):  # a chunk and the
 full = scored("full", "--context", str(CONTEXT))
 assert full.returncode != 0 and str(CONTEXT) in full.stderr, full.stderr
 
+# Each of them has an engine of its own.
+r = scored("streaming:60,chunk=32", *(x for n in range(61, 77) for x in ("--kv", f"streaming:{n},chunk=32")), "--context", str(CONTEXT))
+assert r.returncode != 0 and "at most 16 classes of policies, each with an engine" in r.stderr, r.stderr
+# Three engines, since h2o has the pages of its precision; and the same bits as alone.
+together = scored("full", "--kv", "fp8", "--kv", "h2o:50%", "--kv", "kv8", "--kv", "fp8+h2o:50%")
+assert together.returncode == 0, together.stderr
+columns = together.stdout.splitlines()[0].split(",")
+at = columns.index("perplexity") - len(columns)  # from the end: a policy may have commas
+for line in together.stdout.splitlines()[1:]:
+    kv = line.split('"')[1]
+    alone = scored(kv)
+    assert line.split(",")[at] == alone.stdout.splitlines()[1].split(",")[at], (kv, line, alone.stdout, alone.stderr)
+
 with open("/dev/full", "w") as full_disk:
     for out, more in ((full_disk, []), (subprocess.DEVNULL, ["-o", "/dev/full"])):
         r = subprocess.run([EVAL, "--model", os.path.join(DATA, "stories260K.gguf"), "--text", TEXT.name, "-c", "32", "-n", "1", "-t", "1",

@@ -189,6 +189,8 @@ static inline bool geometry_is_predictable(int32_t first_layer, int32_t window)
 
 /* Which of the mix's precisions a policy has; -ENOENT. */
 int geometry_variant(const struct geometry *s, const struct policy *p);
+/* Do two policies want the same pages? */
+bool geometry_same_pages(const struct policy *a, const struct policy *b);
 
 /* For a policy of a known variant. */
 void geometry_need(const struct geometry *s, const struct policy *p, int32_t variant,

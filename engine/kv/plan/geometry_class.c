@@ -98,7 +98,6 @@ static int lay_page(const struct geometry *s, const struct policy *p,
     return s->config.ops->kv_layout(ret, reterr);
 }
 
-/* Do two policies want the same pages? */
 bool geometry_same_pages(const struct policy *a, const struct policy *b)
 {
     return a->k_type == b->k_type && a->v_type == b->v_type && a->shared == b->shared &&

@@ -15,9 +15,6 @@ static inline int32_t geometry_pages_of(int32_t slots)
 /* Head groups of a store: each has its own pages, positions and scores. */
 int32_t geometry_groups(const struct geometry_store *st);
 
-/* Do two policies want the same pages? */
-bool geometry_same_pages(const struct policy *a, const struct policy *b);
-
 int geometry_lay_select(struct geometry *s, struct error *reterr) WARN_UNUSED;
 int geometry_lay_classes(struct geometry *s, struct error *reterr) WARN_UNUSED;
 void geometry_lay_arrays(struct geometry *s);
