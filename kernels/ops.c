@@ -15,7 +15,7 @@ static const struct {
     [OPS_KV_F32] = {"f32", 1, 4, 0},     [OPS_KV_F16] = {"f16", 1, 2, 0},
     [OPS_KV_BF16] = {"bf16", 1, 2, 0},   [OPS_KV_FP8] = {"fp8", 1, 1, 2},
     [OPS_KV_I8] = {"i8", 1, 1, 2},       [OPS_KV_Q8_0] = {"q8_0", 32, 34, 0},
-    [OPS_KV_Q4_0] = {"q4_0", 32, 18, 0}, [OPS_KV_G4] = {"g4", 32, 18, 0},
+    [OPS_KV_Q4_0] = {"q4_0", 32, 18, 0}, [OPS_KV_G4] = {"kv4", 32, 18, 0},
 };
 
 uint64_t ops_kv_type_bytes(enum ops_kv_type type, int32_t n)

@@ -139,6 +139,7 @@ def step_us(model, weights, what, tokens):
 
 
 def attention_us(cache, slots):
+    # kv4's type was called g4 when that file was made
     return min(measured("kernels", "us", figure=f"attention {cache.replace('kv4', 'g4')}, depth {slots}, batch 1"))
 
 

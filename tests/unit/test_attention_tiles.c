@@ -13,7 +13,7 @@ enum { N_TYPES = OPS_KV_G4 + 1 };
 /* Of struct ops_kv_layout's types, by name: f16 and what is smaller, but GGUF's blocks. */
 static bool wanted(enum ops_kv_type type)
 {
-    static const char *const tiled[] = {"f16", "bf16", "fp8", "i8", "g4"};
+    static const char *const tiled[] = {"f16", "bf16", "fp8", "i8", "kv4"};
     bool found = false;
 
     for (size_t i = 0; i < sizeof(tiled) / sizeof(tiled[0]); i++) {

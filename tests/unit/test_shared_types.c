@@ -68,7 +68,7 @@ Test(shared_types, of_a_store_that_two_layers_read)
         struct run other;
 
         cr_assert_eq(plan->n_classes, 2);
-        cr_assert_str_eq(plan->page_classes[0].name, "g4 1x32 + g4 1x32");
+        cr_assert_str_eq(plan->page_classes[0].name, "kv4 1x32 + kv4 1x32");
         cr_assert_str_eq(plan->page_classes[1].name, "i8 1x32 + fp8 1x32");
         run_given(e, NULL, &run[b]);
         engine_destroy(e);
