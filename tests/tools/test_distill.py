@@ -21,6 +21,7 @@ from engine import AgainstC, AgainstHuggingFace  # noqa: E402, F401
 from operations import Operations  # noqa: E402, F401
 from whole_layers import WholeLayers  # noqa: E402, F401
 from training import Training  # noqa: E402, F401
+from full_disk import FullDisk, FullFile  # noqa: E402, F401
 from fitting import Fitting  # noqa: E402, F401
 from wide_stores import WideStores  # noqa: E402, F401
 from run_all_sessions import Sessions  # noqa: E402, F401

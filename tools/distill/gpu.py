@@ -337,23 +337,23 @@ class Gpu:
             r.looked = self.back.seen(self.start[1])
         r.step += self.steps
         self.steps = 0
-        if path.exists():
-            path.replace(o.run / "overlay-before.gguf")
         if self.student.longest is not None:
             self.student.longest = max(self.student.longest, o.ctx)
-        mine = [p.data for p in self.params]
-        for p, v in zip(self.params, values or self.mean):
-            p.data = v
-        try:
-            overlay.write(str(path), self.student, o.quant, notes={
-                "general.license": "apache-2.0", "pipit.distill.tokens": r.tokens(), "pipit.distill.stage": o.stage})
-        finally:
-            for p, v in zip(self.params, mine):
-                p.data = v
-        checkpoint.write_text(o.run / "place.json", json.dumps({
-            "overlay": path.name, "sha256": weights.sha256(str(path)), "stage": o.stage, "step": r.step, "sequences": r.sequences,
+
+        def write(new):
+            mine = [p.data for p in self.params]
+            try:
+                for p, v in zip(self.params, values or self.mean):
+                    p.data = v
+                overlay.write(str(new), self.student, o.quant, notes={
+                    "general.license": "apache-2.0", "pipit.distill.tokens": r.tokens(), "pipit.distill.stage": o.stage})
+            finally:
+                for p, v in zip(self.params, mine):
+                    p.data = v
+        checkpoint.export(o.run, write, lambda new: json.dumps({
+            "overlay": path.name, "sha256": weights.sha256(str(new)), "stage": o.stage, "step": r.step, "sequences": r.sequences,
             "looked": r.looked, "looked_of": r.looked_of, "ctx": o.ctx, "spent": round(r.spent + time.time() - self.mine.began, 1),
-            "before": r.before, "tokens": r.tokens(), "data": r.data.fingerprint}, indent=1) + "\n")
+            "before": r.before, "tokens": r.tokens(), "data": r.data.fingerprint}, indent=1) + "\n", "overlay-before.gguf")
         self.say(f"{path}: {why}, {r.tokens()} tokens in all")
 
     def finish(self):

@@ -16,6 +16,7 @@ import pathlib
 import torch
 import torch.nn.functional as F
 
+import checkpoint
 import data
 import model
 import ops
@@ -202,7 +203,7 @@ def main():
     else:
         texts = texts_of(fitted, o)
         if o.states:
-            torch.save({"of": of, "texts": texts}, o.states)
+            checkpoint.write(o.states, {"of": of, "texts": texts})
     held = texts[::8]
     texts = [t for i, t in enumerate(texts) if i % 8]
     fitted.fit(texts, held, o.steps, o.lr, o.seed)

@@ -2,11 +2,10 @@
 """Overlays on disk: what the daemon loads with --overlay, and what a later run can start from. Tensors and keys as
 pipit-mkmodel --swiftkv writes them; the projections in Q8_0 (or another type of gguf's quantisers), the norm in f32."""
 
-import os
-
 import numpy as np
 import torch
 
+import checkpoint
 import model
 from weights import to_halves, to_pairs
 
@@ -62,8 +61,17 @@ def write(path, student, kind="Q8_0", sha256=None, notes=None, outputs=None):
     sha256 = sha256 or student.frozen.w.sha256
     if not sha256:
         raise SystemExit("distill: an overlay names its base GGUF by SHA-256: give --base-gguf FILE")
-    tmp = f"{path}.tmp"
-    w = gguf.GGUFWriter(tmp, "llama")
+    with checkpoint.whole(path) as f:
+        w = gguf.GGUFWriter(f.name, "llama")
+        try:
+            put_all(w, student, kind, sha256, notes, outputs)
+        finally:
+            w.close()
+
+
+def put_all(w, student, kind, sha256, notes, outputs):
+    """write()'s metadata and tensors, by a GGUFWriter."""
+    import gguf
     w.add_string("general.type", "overlay")
     w.add_string("pipit.overlay.base_sha256", sha256)
     w.add_uint32("pipit.swiftkv.num_key_value_layers", student.split)
@@ -90,8 +98,6 @@ def write(path, student, kind="Q8_0", sha256=None, notes=None, outputs=None):
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
-    w.close()
-    os.replace(tmp, path)
 
 
 def shape(path):

@@ -25,6 +25,8 @@ import signal
 import subprocess
 import sys
 
+import checkpoint
+
 HERE = pathlib.Path(__file__).resolve().parent
 
 # Tokens of a stage are its rate's length. d goes on from n's overlay, c's former shape; its first two stages are there to have a head to serve soon.
@@ -78,12 +80,6 @@ def load(path):
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def replace(path, text):
-    tmp = path.with_name(path.name + ".tmp")
-    tmp.write_text(text)
-    tmp.replace(path)
-
-
 # ---- data ----------------------------------------------------------------------------------------------------------
 
 
@@ -125,7 +121,7 @@ def make_data(o):
                            check=True)
         made = load(part / "manifest.json")
         if made:
-            replace(part / "manifest.json", json.dumps(made | {"avoid": avoided(o)}, indent=1) + "\n")
+            checkpoint.write_text(part / "manifest.json", json.dumps(made | {"avoid": avoided(o)}, indent=1) + "\n")
         part.rename(folder)
     if not (folder / "manifest.json").exists():
         raise SystemExit(f"run_all: {folder} has no manifest.json: delete the folder, and it is made again")
@@ -137,10 +133,10 @@ def make_data(o):
                              "delete the folder, and it is made again")
     text = json.dumps(manifest, indent=1) + "\n"
     if load(folder / "manifest.json") != manifest:
-        replace(folder / "manifest.json", text)
+        checkpoint.write_text(folder / "manifest.json", text)
     want = load(kept)
     if want is None or o.new_data:
-        replace(kept, text)
+        checkpoint.write_text(kept, text)
     elif hashes(want) != hashes(manifest):
         a, b = hashes(want), hashes(manifest)
         missing = sorted(a.keys() - b.keys())
@@ -238,12 +234,12 @@ class Overlay:
             print(f"run_all: nothing of {folder} goes into {self.o.models}: no export that is whole and further", flush=True)
             return
         over = place["step"] >= run.o.steps
-        shutil.copy(folder / "overlay.gguf", self.file.with_name(self.file.name + ".tmp"))
-        self.file.with_name(self.file.name + ".tmp").replace(self.file)
+        with open(folder / "overlay.gguf", "rb") as new, checkpoint.whole(self.file) as f:
+            shutil.copyfileobj(new, f)
         place |= {"stage_index": index + 1 if over else index, "overlay": self.file.name}
         if over:
             place |= {"step": 0, "sequences": 0, "looked": 0, "looked_of": None, "spent": 0.0, "before": place["tokens"]}
-        replace(self.place_file, json.dumps(place, indent=1) + "\n")
+        checkpoint.write_text(self.place_file, json.dumps(place, indent=1) + "\n")
         self.place = place
         lines = (folder / "log.jsonl").read_text().splitlines() if (folder / "log.jsonl").exists() else []
         if lines:
@@ -253,7 +249,7 @@ class Overlay:
             new = [json.loads(x) | {"index": index} for x in lines]
             old = [json.loads(x) for x in self.log.read_text().splitlines()] if self.log.exists() else []
             old = [x | {"index": at(x)[0]} for x in old if at(x) < at(new[0])]
-            replace(self.log, "".join(json.dumps(x) + "\n" for x in old + new))
+            checkpoint.write_text(self.log, "".join(json.dumps(x) + "\n" for x in old + new))
 
 
 def status(o):

@@ -5,8 +5,10 @@ distribution over all words.
 
 A folder holds about.json (whose states these are), states.bin (a sequence's two arrays at its number), and done.bin (a byte a
 sequence, 1 once its states are whole). A sequence that has none is computed and written when it is first asked for, so that
-filling needs no run of its own and may stop anywhere. When the disk is full the run goes on without writing."""
+filling needs no run of its own and may stop anywhere. When the disk is full, but for the `room` that the run's own files still
+need, the run goes on without writing."""
 
+import errno
 import json
 import os
 
@@ -32,6 +34,7 @@ class States:
         self.bytes = 2 * 2 * data.ctx * width
         self.states, self.done = [os.open(folder / n, os.O_RDWR | os.O_CREAT, 0o644) for n in ("states.bin", "done.bin")]
         self.split, self.numbers = split, {}
+        self.room = 0  # bytes that stay free
 
     def number(self, n):
         """Of the n-th sequence of the run: its rank among an epoch's places."""
@@ -52,6 +55,9 @@ class States:
         if self.full:
             return
         try:
+            disk = os.fstatvfs(self.states)
+            if disk.f_bavail * disk.f_frsize < self.bytes + self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raw = states.contiguous().view(torch.uint8).numpy().tobytes()
             at = 0
             while at < len(raw):

@@ -45,6 +45,10 @@ import wide
 from data import Shards
 from muon import Muon
 
+# Bytes a trained parameter that --states leaves free: state.pt, the one before and the next, each the weights, the optimizer's two
+# moments and the running mean in f32; an overlay and the next.
+ROOM = 4 * (3 * 4 + 2)
+
 
 def options(argv=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -206,6 +210,8 @@ class Run:
         if o.start == "fit" and not (state or place or o.resume_from or o.wide):
             fit.Fit(self.student, self.data, o.fit_sequences).apply()
         self.mean = [p.detach().clone() for p in self.params] if o.ema else None
+        for kept in filter(None, (self.states, self.back_states)):
+            kept.room = ROOM * sum(p.numel() for p in self.params)
         if state:
             self.student.load_state_dict(state["student"])
             self.opt.load_state_dict(state["opt"])
@@ -493,17 +499,38 @@ class Run:
                         **({"temperature": o.temperature} if o.stage != "attention" and o.loss == "kl" else {}), "lr": round(self.rate(), 7),
                         "minutes": round(self.spent / 60, 2), "tokens_s": round(rate, 1),
                         "peak_share": round(rate * flops / best, 3)}
-                with open(o.run / "log.jsonl", "a") as log:
-                    log.write(json.dumps(line) + "\n")
+                self.kept(lambda: checkpoint.append(o.run / "log.jsonl", json.dumps(line) + "\n"))
                 print(" ".join(f"{k} {v}" for k, v in line.items()), flush=True)
                 sums, steps, since, seen = {}, 0, now, self.sequences
             if now - saved >= o.save_every:
-                self.save()
-                self.export(quiet=True)
+                self.kept(self.save)
+                self.kept(lambda: self.export(quiet=True))
                 saved = time.monotonic()
-        self.save()
-        self.export()
+        if not all([self.kept(self.save), self.kept(self.export)]):
+            raise SystemExit(f"distill: not all of step {self.step} could be written: with more room the same command goes on from what is there")
         return self
+
+    def kept(self, write):
+        """Whether it could be written. What could not is written the next time."""
+        try:
+            write()
+            return True
+        except OSError as e:
+            print(f"distill: {e.filename}: {e.strerror}: what was written before stays", flush=True)
+            return False
+
+    def write_overlay(self, path):
+        """Of the running mean, where there is one."""
+        mine = [p.data for p in self.params]
+        try:
+            for mean, p in zip(self.mean or (), self.params):
+                p.data = mean
+            overlay.write(str(path), self.student, self.o.quant, notes={
+                "general.license": "apache-2.0", "pipit.distill.tokens": self.tokens(),
+                "pipit.distill.stage": self.o.stage}, outputs=self.o.quant_outputs)
+        finally:
+            for data, p in zip(mine, self.params):
+                p.data = data
 
     def export(self, quiet=False):
         path = self.o.run / "overlay.gguf"
@@ -512,16 +539,8 @@ class Run:
             return
         if self.student.longest is not None:
             self.student.longest = max(self.student.longest, self.o.ctx)
-        mine = [p.data for p in self.params]
-        for mean, p in zip(self.mean or (), self.params):
-            p.data = mean
-        overlay.write(str(path), self.student, self.o.quant, notes={
-            "general.license": "apache-2.0", "pipit.distill.tokens": self.tokens(),
-            "pipit.distill.stage": self.o.stage}, outputs=self.o.quant_outputs)
-        for data, p in zip(mine, self.params):
-            p.data = data
-        checkpoint.write_text(self.o.run / "place.json", json.dumps({
-            "overlay": path.name, "sha256": weights.sha256(str(path)), "stage": self.o.stage, "step": self.step,
+        checkpoint.export(self.o.run, self.write_overlay, lambda new: json.dumps({
+            "overlay": path.name, "sha256": weights.sha256(str(new)), "stage": self.o.stage, "step": self.step,
             "sequences": self.sequences, "looked": self.looked, "looked_of": self.looked_of, "ctx": self.o.ctx,
             "spent": round(self.spent, 1), "before": self.before,
             "tokens": self.tokens(), "data": self.data.fingerprint}, indent=1) + "\n")
