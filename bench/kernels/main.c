@@ -19,8 +19,6 @@
 #include "kernels/module.h"
 #include "tools/command.h"
 
-enum { SAMPLES = 7, LEAST_NS = 10 * 1000 * 1000, MOST_ROUNDS = 256 };
-
 struct config {
     char *module;
     char *only;
@@ -46,64 +44,6 @@ static const struct option_row rows[] = {
 static const struct option_table table = {
     rows, sizeof(rows) / sizeof(rows[0]), "pipit-kbench [OPTION]...",
     "Times the kernels of the cuda backend and prints CSV.", 0};
-
-/* ---- timing ---------------------------------------------------------------------------------- */
-
-static int one_round(struct kbench *k, kbench_round *round, void *arg, int n)
-{
-    int r = k->clock->begin(k->be);
-
-    r = r ? r : round(k, arg, n);
-    return r ? r : k->clock->end(k->be);
-}
-
-static int sample(struct kbench *k, kbench_round *round, void *arg, int n, int n_rounds,
-                  double *ret_ns)
-{
-    int r = k->clock->mark(k->be, 0);
-
-    for (int i = 0; i < n_rounds && !r; i++) {
-        r = one_round(k, round, arg, n);
-    }
-    r = r ? r : k->clock->mark(k->be, 1);
-    return r ? r : k->clock->elapsed(k->be, ret_ns);
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-int kbench_time(struct kbench *k, kbench_round *round, void *arg, int n, double *ret_ns,
-                struct error *reterr)
-{
-    double ns[SAMPLES];
-    int n_samples = k->small ? 1 : SAMPLES;
-    int n_rounds = 1;
-    int r = 0;
-
-    for (int i = k->small; i < 3 && !r; i++) { /* the graph is made at the second */
-        r = one_round(k, round, arg, n);
-    }
-    if (!r && !k->small) {
-        r = sample(k, round, arg, n, 1, &ns[0]);
-        double want = LEAST_NS / (ns[0] > 1000 ? ns[0] : 1000);
-
-        n_rounds = want < 2 ? 2 : want > MOST_ROUNDS ? MOST_ROUNDS : (int)want;
-    }
-    for (int i = 0; i < n_samples && !r; i++) {
-        r = sample(k, round, arg, n, n_rounds, &ns[i]);
-    }
-    if (r) {
-        return error_set_errno(reterr, r, "a timed kernel");
-    }
-    qsort(ns, (size_t)n_samples, sizeof(ns[0]), compare);
-    *ret_ns = ns[n_samples / 2] / n_rounds / n;
-    return 0;
-}
 
 /* ---- figures --------------------------------------------------------------------------------- */
 
@@ -161,6 +101,54 @@ int kbench_copies(const struct kbench *k, uint64_t bytes)
     return n < 2 ? 2 : n > 32 ? 32 : (int)n;
 }
 
+int kbench_weights(struct kbench *k, const struct ops_weight_desc *like, int n,
+                   struct ops_weight *ret, int *ret_n, struct error *reterr)
+{
+    struct ops_weight_desc desc = *like;
+    uint64_t n_rows = (uint64_t)desc.n_rows * (uint64_t)ops_stack(desc.n_stack);
+    uint64_t bytes;
+    uint8_t *data;
+    int r = 0;
+
+    *ret_n = 0;
+    if (!dtype_row_bytes(desc.type, (uint64_t)desc.n_cols, &bytes)) {
+        return error_set(reterr, -EINVAL, "rows of %d", desc.n_cols);
+    }
+    bytes *= n_rows;
+    data = malloc(bytes);
+    if (!data) {
+        return error_set(reterr, -ENOMEM, "no memory for a weight");
+    }
+    for (uint64_t at = 0; at < bytes; at += KBENCH_NOISE) {
+        memcpy(data + at, k->noise, bytes - at < KBENCH_NOISE ? bytes - at : KBENCH_NOISE);
+    }
+    desc.data = data;
+    while (*ret_n < n && !r) {
+        r = k->ops->weight_create(k->be, &desc, &ret[*ret_n], reterr);
+        *ret_n += r == 0;
+    }
+    free(data);
+    return r;
+}
+
+struct backend_limits kbench_limits(const struct kbench *k)
+{
+    return (struct backend_limits){
+        .max_rows = k->small ? 64 : 2048,
+        .max_decode = 32,
+        .max_seqs = 8,
+        .max_cols = 14336,
+        .max_outputs = 14336,
+        .max_quantised = (uint64_t)14336 * 4096,
+        .max_heads = 32,
+        .max_head_dim = 128,
+        .max_slots = k->small ? 1024 : 65536, /* the deepest figure's */
+        .observe = true,
+        .expect = true,
+        .select = true,
+    };
+}
+
 /* ---- the run --------------------------------------------------------------------------------- */
 
 static int find_module(const struct config *c, char *path, size_t size, struct error *e)
@@ -184,20 +172,7 @@ static int open_device(struct kbench *k, const struct config *c, struct error *e
 {
     const struct backend_config config = {.n_threads = 1,
                                           .prefill = (enum backend_prefill)c->products};
-    const struct backend_limits limits = {
-        .max_rows = k->small ? 64 : 2048,
-        .max_decode = 32,
-        .max_seqs = 8,
-        .max_cols = 14336,
-        .max_outputs = 14336,
-        .max_quantised = (uint64_t)14336 * 4096,
-        .max_heads = 32,
-        .max_head_dim = 128,
-        .max_slots = k->small ? 1024 : 65536, /* the deepest figure's */
-        .observe = true,
-        .expect = true,
-        .select = true,
-    };
+    const struct backend_limits limits = kbench_limits(k);
     char path[PATH_MAX];
     char text[800];
     int r = find_module(c, path, sizeof(path), e);
@@ -258,7 +233,9 @@ static int run(const void *config, const struct option_list *words, struct error
     }
     r = r ? r : kbench_launches(&k, e);
     r = r ? r : kbench_products(&k, e);
+    r = r ? r : kbench_experts(&k, e);
     r = r ? r : kbench_attention(&k, e);
+    r = r ? r : kbench_select(&k, e);
     r = r ? r : kbench_sampling(&k, e);
     if (k.be && k.ops->news(k.be, news, sizeof(news)) && !r) {
         r = error_set(e, -EIO, "the figures are of a backend that says: %s", news);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products by weights: each type at the shapes of an 8B and a 1B model, by 1, 8 and 32 rows as
- * decode has them; some shapes by 16 and 64, too, and quantised by both kernels that there are for
- * more than one row; and by 512 and 2048 rows as prompts have them, with what unpacking a quantised
- * weight to bf16 takes, with which a prompt's product by cublasLt begins. */
+/* Products by weights: types that models mostly have at the shapes of an 8B and a 1B model, by 1, 8
+ * and 32 rows as decode has them; some shapes by 16 and 64, too, and quantised by both kernels that
+ * there are for more than one row; and by 512 and 2048 rows as prompts have them, with what
+ * unpacking a quantised weight to bf16 takes, with which a prompt's product by cublasLt begins. The
+ * other types at one shape of each model, by 1, 8 and 32 rows. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -17,20 +18,24 @@ struct shape {
     const char *name;
     int32_t n_rows; /* outputs */
     int32_t n_cols;
-    bool more; /* timed by more numbers of rows */
+    bool more;  /* timed by more numbers of rows */
+    bool every; /* timed with every type */
 };
 
 static const struct shape shapes[] = {
-    {"8B o", 4096, 4096, false},    {"8B gate", 14336, 4096, true},
-    {"8B down", 4096, 14336, true}, {"8B head", 128256, 4096, false},
-    {"1B o", 2048, 2048, false},    {"1B gate", 8192, 2048, true},
-    {"1B down", 2048, 8192, false}, {"1B head", 128256, 2048, false},
+    {"8B o", 4096, 4096, false, false},    {"8B gate", 14336, 4096, true, true},
+    {"8B down", 4096, 14336, true, false}, {"8B head", 128256, 4096, false, false},
+    {"1B o", 2048, 2048, false, false},    {"1B gate", 8192, 2048, true, true},
+    {"1B down", 2048, 8192, false, false}, {"1B head", 128256, 2048, false, false},
 };
-static const struct shape small_shapes[] = {{"small gate", 128, 256, true},
-                                            {"small down", 64, 512, false}};
+static const struct shape small_shapes[] = {{"small gate", 128, 256, true, true},
+                                            {"small down", 64, 512, false, false}};
 
-static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16,  DTYPE_Q8_0,
-                                   DTYPE_Q4_0, DTYPE_Q4_K, DTYPE_Q6_K};
+/* The first ones at all shapes. */
+enum { N_USUAL = 6 };
+static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16,  DTYPE_Q8_0,   DTYPE_Q4_0,   DTYPE_Q4_K,
+                                   DTYPE_Q6_K, DTYPE_Q4_1, DTYPE_Q5_0,   DTYPE_Q5_1,   DTYPE_Q2_K,
+                                   DTYPE_Q3_K, DTYPE_Q5_K, DTYPE_IQ4_NL, DTYPE_IQ4_XS, DTYPE_MXFP4};
 
 struct product {
     struct ops_weight w[MOST_COPIES];
@@ -68,28 +73,12 @@ static int make(struct kbench *k, const struct shape *s, enum dtype type, struct
                                    .n_rows = s->n_rows,
                                    .n_cols = s->n_cols};
     uint64_t row;
-    uint8_t *data;
-    int r = 0;
 
     if (!dtype_row_bytes(type, (uint64_t)s->n_cols, &row)) {
         return error_set(e, -EINVAL, "rows of %d", s->n_cols);
     }
     p->bytes = row * (uint64_t)s->n_rows;
-    data = malloc(p->bytes);
-    if (!data) {
-        return error_set(e, -ENOMEM, "no memory for a weight");
-    }
-    for (uint64_t at = 0; at < p->bytes; at += KBENCH_NOISE) {
-        memcpy(data + at, k->noise, p->bytes - at < KBENCH_NOISE ? p->bytes - at : KBENCH_NOISE);
-    }
-    desc.data = data;
-    p->n = 0;
-    for (int i = 0; i < kbench_copies(k, p->bytes) && !r; i++) {
-        r = k->ops->weight_create(k->be, &desc, &p->w[i], e);
-        p->n += r == 0;
-    }
-    free(data);
-    return r;
+    return kbench_weights(k, &desc, kbench_copies(k, p->bytes), p->w, &p->n, e);
 }
 
 static int time_rows(struct kbench *k, const struct shape *s, const char *type, struct product *p,
@@ -159,8 +148,8 @@ static int time_unpacking(struct kbench *k, const struct shape *s, const char *t
     return r;
 }
 
-static int time_shape(struct kbench *k, const struct shape *s, enum dtype type, float *x, float *y,
-                      struct error *e)
+static int time_shape(struct kbench *k, const struct shape *s, enum dtype type, bool more, float *x,
+                      float *y, struct error *e)
 {
     static const int32_t decode[] = {1, 8, 32, 16, 64}; /* the last two of some shapes */
     static const int32_t prompt[] = {512, 2048};
@@ -177,16 +166,16 @@ static int time_shape(struct kbench *k, const struct shape *s, enum dtype type, 
     p.op = (struct ops_matmul){.x = x, .ldx = s->n_cols, .n_parts = 1};
     p.op.part[0].y = y;
     p.op.part[0].ldy = s->n_rows;
-    for (int i = 0; i < (s->more ? 5 : 3) && !r; i++) {
+    for (int i = 0; i < (more ? 5 : 3) && !r; i++) {
         r = time_rows(k, s, dtype_info(type)->name, &p, decode[i], false, e);
-        if (!r && s->more && decode[i] > 1 && dtype_info(type)->block_len > 1) {
+        if (!r && more && decode[i] > 1 && dtype_info(type)->block_len > 1) {
             r = time_other(k, s, dtype_info(type)->name, &p, decode[i], e);
         }
     }
-    for (int i = 0; i < 2 && !r && s->more; i++) {
+    for (int i = 0; i < 2 && !r && more; i++) {
         r = time_rows(k, s, dtype_info(type)->name, &p, k->small ? 16 << i : prompt[i], true, e);
     }
-    if (!r && s->more && dtype_info(type)->block_len > 1) {
+    if (!r && more && dtype_info(type)->block_len > 1) {
         r = time_unpacking(k, s, dtype_info(type)->name, &p, e);
     }
     drop(k, &p);
@@ -205,8 +194,10 @@ int kbench_products(struct kbench *k, struct error *e)
 
     r = r ? r : k->ops->alloc(k->be, y_bytes, "results", &y, e);
     for (int i = 0; i < n && !r; i++) {
-        for (size_t t = 0; t < sizeof(types) / sizeof(types[0]) && !r; t++) {
-            r = time_shape(k, &s[i], types[t], x, y, e);
+        int n_types = s[i].every ? (int)(sizeof(types) / sizeof(types[0])) : N_USUAL;
+
+        for (int t = 0; t < n_types && !r; t++) {
+            r = time_shape(k, &s[i], types[t], s[i].more && t < N_USUAL, x, y, e);
         }
     }
     k->ops->free(k->be, x, x_bytes);

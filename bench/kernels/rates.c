@@ -121,6 +121,9 @@ int kbench_launches(struct kbench *k, struct error *e)
             }
         }
     }
+    if (!r && kbench_wants(k, "launch alone")) {
+        r = kbench_kernels(k, chain_round, &(struct chain){0}, n, "launch alone", NULL, e);
+    }
     if (!r && kbench_wants(k, "node, host")) {
         r = host_ns(k, 0, n, &same);
         r = r ? r : host_ns(k, 1, n, &changed);
