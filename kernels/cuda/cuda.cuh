@@ -243,7 +243,7 @@ template <auto KERNEL, bool LARGE> struct cuda_code_of {
  */
 int cuda_code_load(struct cuda *cu, struct error *reterr);
 
-/* ---- pieces (backend.cu) ----------------------------------------------------------------------
+/* ---- pieces (memory.cu) -----------------------------------------------------------------------
  */
 
 /* Memory for the length of a call in which no operation runs: weights being packed, slots on their
