@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Slots from pages in the host's memory to pages of the device (ops.h struct ops_bring), beside what
- * else runs (queue.cu).
+ * else runs (graph.cu).
  *
  * A warp takes four slots of a head group at once, its lanes 8 bytes of each and then the next 8:
  * rows are whole lines where they are as long. Which slots the list says is read here, so no index

@@ -94,7 +94,7 @@ struct cuda_codes; /* codes.cuh */
 /* Bytes of a row's codes, scales, sums and squares. */
 #define CUDA_CODES_BYTES(pad) ((uint64_t)(pad) + 3 * sizeof(float) * ((uint64_t)(pad) / 32))
 
-struct cuda_queue; /* queue.cu */
+struct cuda_queue; /* queue.cuh */
 struct cuda_lt;    /* cublas.cu */
 
 struct cuda {
@@ -102,7 +102,7 @@ struct cuda {
     struct cuda_queue *queue;
     cudaStream_t stream;
     bool have_stream;
-    cudaStream_t side; /* what runs beside: `bring` (queue.cu) */
+    cudaStream_t side; /* what runs beside: `bring` (launch.cu) */
     cudaEvent_t main_at, side_at;
     int device;
     int n_sms;
@@ -142,7 +142,7 @@ int cuda_error(struct cuda *cu, cudaError_t e, const char *call, struct error *r
 /* After each launch; what was only written down fails where it is handed over. */
 int cuda_launched(struct cuda *cu, const char *kernel);
 
-/* ---- launches (queue.cu) --------------------------------------------------------------------- */
+/* ---- launches (queue.cu, launch.cu, graph.cu) ------------------------------------------------ */
 
 enum { CUDA_CALL_ARGS = 12, CUDA_CALL_BYTES = 4096 };
 
