@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of prefill rows, and what a policy observes of them, where the cache has 32 bits;
- * others go to attention_observe.cu.
+/* Attention of prefill rows, and what a policy observes of them, where K or V has 32 bits. All
+ * other caches go to attention_rows.cu or attention_wgmma.cu, and to attention_observe.cu. Those
+ * hold queries, K and V in 16 bits. For f32 they would have to round to 16 bits, which the one who
+ * chose f32 does not want, or to multiply two pieces of each: three products for one, and twice the
+ * shared memory, of which heads of 256 leave none.
  *
  * prefill  Block of 128 threads: one query head, 32 consecutive rows, over all slots in tiles of
  *          32, softmax as it goes. K and V tiles lie in shared memory as f32, one after the other
