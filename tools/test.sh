@@ -146,7 +146,7 @@ build_named() {
         build tsan -Db_sanitize=thread -Doptimization=1
         ;;
     aarch64)
-        targets=(tests/kernels/check_{bits,soft,attention,cut,kv_slots,matmul,norm,recur,rope_store,rows,select,predict}
+        targets=(tests/kernels/check_{bits,soft,attention,cut,expect,kv_slots,matmul,norm,recur,rope_store,rows,select,predict}
             tests/golden/test_stories)
         build aarch64 --cross-file tools/cross/aarch64.ini -Ddaemon=disabled -Dcuda=disabled
         ;;
@@ -300,7 +300,7 @@ if [ -z "$quick" ]; then
         skipped=$((skipped + 1))
     else
         suites=('bits cpu' 'soft cpu' stories_cpu)
-        for name in attention cut kv_slots matmul norm recur rope_store rows select predict; do
+        for name in attention cut expect kv_slots matmul norm recur rope_store rows select predict; do
             suites+=("$name cpu")
         done
         QEMU_CPU=max config aarch64
