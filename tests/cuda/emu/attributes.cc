@@ -3,7 +3,7 @@
  * launch may have. The limit takes effect at once, also for launches that were written down before:
  * launch.cc asks for it as a kernel runs. And what it says of itself. */
 
-#include "emu.cuh"
+#include "emu_impl.cuh"
 
 #include <cstdio>
 #include <cstdlib>
@@ -55,7 +55,7 @@ cudaError_t emu_func_shared(const void *kernel, size_t bytes)
     cudaError_t e = emu_fails();
     struct attributes *a = find(kernel);
 
-    if (e != cudaSuccess || bytes > EMU_SHARED_MAX || !a) {
+    if (e != cudaSuccess || bytes > emu_shared_most() || !a) {
         return e != cudaSuccess ? e : cudaErrorInvalidValue;
     }
     a->shared = bytes > (size_t)SHARED_UNASKED ? bytes : (size_t)SHARED_UNASKED;

@@ -113,6 +113,15 @@ cudaError_t cudaGetLastError(void)
 
 /* ---- properties ----------------------------------------------------------------------------- */
 
+/* Shared memory of a block: sm_90's, or as many KB as EMU_SHARED says, 99 on sm_86 and sm_89. */
+size_t emu_shared_most(void)
+{
+    static const char *const text = getenv("EMU_SHARED");
+    size_t bytes = text ? (size_t)atoi(text) << 10 : (size_t)EMU_SHARED_MAX;
+
+    return bytes < (size_t)EMU_SHARED_MAX ? bytes : (size_t)EMU_SHARED_MAX;
+}
+
 cudaError_t cudaGetDeviceCount(int *ret)
 {
     cudaError_t e = emu_fails();
@@ -129,7 +138,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int)
     ret->multiProcessorCount = EMU_BLOCKS == 1 ? 8 : 7; /* 7: blocks end inside heads */
     ret->integrated = integrated;
     ret->totalGlobalMem = EMU_DEVICE_BYTES;
-    ret->sharedMemPerBlockOptin = EMU_SHARED_MAX;
+    ret->sharedMemPerBlockOptin = emu_shared_most();
     return emu_fails();
 }
 

@@ -96,6 +96,8 @@ void emu_end_copies(uint64_t up_to);
 
 /* Sets what cudaGetLastError() says, and returns it. */
 cudaError_t emu_set_error(cudaError_t e);
+/* Bytes of shared memory that a block may have. */
+size_t emu_shared_most(void);
 
 /* ---- order.cc ------------------------------------------------------------------------------- */
 
