@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products by weights: types that models mostly have at the shapes of an 8B and a 1B model, by 1, 8
- * and 32 rows as decode has them; some shapes by 16 and 64, too, and quantised by both kernels that
- * there are for more than one row; and by 512 and 2048 rows as prompts have them, with what
- * unpacking a quantised weight to bf16 takes, with which a prompt's product by cublasLt begins. The
- * other types at one shape of each model, by 1, 8 and 32 rows. */
+ * and 32 rows as decode has them; some shapes by 16 and 64, too, quantised by both kernels that
+ * there are for more than one row, of 16 bits also as a prompt's rows go; and by 512 and 2048 rows
+ * as prompts have them, with what unpacking a quantised weight to bf16 takes, with which a prompt's
+ * product by cublasLt begins. The other types at one shape of each model, by 1, 8 and 32 rows. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -81,36 +81,51 @@ static int make(struct kbench *k, const struct shape *s, enum dtype type, struct
     return kbench_weights(k, &desc, kbench_copies(k, p->bytes), p->w, &p->n, e);
 }
 
-static int time_rows(struct kbench *k, const struct shape *s, const char *type, struct product *p,
-                     int32_t rows, bool prompt, struct error *e)
+/* `what`: the row's first word. */
+static int time_as(struct kbench *k, const struct shape *s, const char *what, const char *type,
+                   struct product *p, int32_t rows, bool prompt, struct error *e)
 {
     char name[96];
     double ns;
     int r;
 
-    (void)snprintf(name, sizeof(name), "%s %s %s (%d x %d), %d rows", prompt ? "prefill" : "gemv",
-                   type, s->name, s->n_rows, s->n_cols, rows);
+    (void)snprintf(name, sizeof(name), "%s %s %s (%d x %d), %d rows", what, type, s->name,
+                   s->n_rows, s->n_cols, rows);
     if (!kbench_wants(k, name)) {
         return 0;
     }
     p->op.rows = (struct ops_rows){.n = rows, .n_decode = prompt ? 0 : rows};
-    r = kbench_time(k, product_round, p, k->small ? p->n : prompt ? 8 : LAUNCHES, &ns, e);
+    r = kbench_time(k, product_round, p, k->small ? p->n : rows > 64 ? 8 : LAUNCHES, &ns, e);
     if (!r) {
-        kbench_print(k, name, ns, prompt ? 0 : (double)p->bytes,
+        kbench_print(k, name, ns, rows > 64 ? 0 : (double)p->bytes,
                      2.0 * s->n_rows * s->n_cols * rows);
     }
     return r;
 }
 
-/* The same by the kernel that these rows do not go by (bench.h). */
-static int time_other(struct kbench *k, const struct shape *s, const char *type, struct product *p,
+static int time_rows(struct kbench *k, const struct shape *s, const char *type, struct product *p,
+                     int32_t rows, bool prompt, struct error *e)
+{
+    return time_as(k, s, prompt ? "prefill" : "gemv", type, p, rows, prompt, e);
+}
+
+/* The same by the kernel that these rows do not go by (bench.h); by 16 bits as a prompt's rows go,
+ * with activations rounded to 16 bits. */
+static int time_other(struct kbench *k, const struct shape *s, enum dtype of, struct product *p,
                       int32_t rows, struct error *e)
 {
+    const char *type = dtype_info(of)->name;
     char name[32];
-    int32_t from = k->clock->few_from(k->be, 0);
-    bool few = rows < from;
+    int32_t from;
+    bool few;
     int r;
 
+    if (dtype_info(of)->block_len == 1) {
+        (void)snprintf(name, sizeof(name), "%s as a prompt", type);
+        return rows > 8 ? time_as(k, s, "gemv", name, p, rows, true, e) : 0;
+    }
+    from = k->clock->few_from(k->be, 0);
+    few = rows < from;
     (void)snprintf(name, sizeof(name), "%s by %s", type, few ? "few" : "stream");
     (void)k->clock->few_from(k->be, few ? 2 : INT32_MAX);
     r = time_rows(k, s, name, p, rows, false, e);
@@ -168,8 +183,8 @@ static int time_shape(struct kbench *k, const struct shape *s, enum dtype type, 
     p.op.part[0].ldy = s->n_rows;
     for (int i = 0; i < (more ? 5 : 3) && !r; i++) {
         r = time_rows(k, s, dtype_info(type)->name, &p, decode[i], false, e);
-        if (!r && more && decode[i] > 1 && dtype_info(type)->block_len > 1) {
-            r = time_other(k, s, dtype_info(type)->name, &p, decode[i], e);
+        if (!r && more && decode[i] > 1) {
+            r = time_other(k, s, type, &p, decode[i], e);
         }
     }
     for (int i = 0; i < 2 && !r && more; i++) {

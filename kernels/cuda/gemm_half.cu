@@ -115,14 +115,12 @@ static dim3 stream_grid(const struct cuda *cu, struct gemm *p, uint32_t each)
     return dim3(blocks < most ? blocks : most, cuda_div_up(n, 32));
 }
 
-enum { MORE_DEPTH = 4 /* of the ring where there are more than 8 tokens */ };
-
-/* The ring's depth where a block has so much beside it; any GPU has room for two steps. */
-static int32_t depth_of(const struct cuda *cu, size_t beside)
+/* The ring's depth where a block has so much beside it. */
+template <int STEP> static int32_t depth_of(const struct cuda *cu, size_t beside)
 {
-    size_t most = (size_t)ring_bytes<SLICE>(RING_MOST) + beside + 1024 /* static */;
+    size_t most = (size_t)ring_bytes<STEP>(ring<STEP>::DEEP) + beside + 1024 /* static */;
 
-    return most <= cu->shared_max ? RING_MOST : 2;
+    return most <= cu->shared_max ? ring<STEP>::DEEP : ring<STEP>::SHALLOW;
 }
 
 template <int NT> static constexpr size_t red_bytes = red_of<NT, false>::BYTES;
@@ -140,18 +138,20 @@ static constexpr size_t own_bytes =
  * nothing was uneven. In whole steps it is not measured. */
 static size_t alone_bytes(const struct cuda *cu)
 {
-    size_t ring = (size_t)ring_bytes<SLICE>(depth_of(cu, own_bytes));
+    size_t ring = (size_t)ring_bytes<SLICE>(depth_of<SLICE>(cu, own_bytes));
     size_t half = (cu->shared_max + 1024) / 2;
 
     return ring + own_bytes < half ? half - ring : own_bytes;
 }
 
 #define LAUNCH_ONE(kernel, ...)                                                                    \
-    LAUNCH_STREAM(SLICE, depth_of(cu, own_bytes), 1, alone_bytes(cu), kernel, __VA_ARGS__)
+    LAUNCH_STREAM(SLICE, depth_of<SLICE>(cu, own_bytes), 1, alone_bytes(cu), kernel, __VA_ARGS__)
 /* Two blocks of two steps: one's loads of activations come while the other multiplies. */
-#define LAUNCH_FEW(kernel, ...) LAUNCH_STREAM(SLICE, 2, 2, red_bytes<1>, kernel, __VA_ARGS__)
+#define LAUNCH_FEW(kernel, ...)                                                                    \
+    LAUNCH_STREAM(SLICE, ring<SLICE>::SHALLOW, 2, red_bytes<1>, kernel, __VA_ARGS__)
 #define LAUNCH_MORE(nt, kernel, ...)                                                               \
-    LAUNCH_STREAM(step_of<nt>, MORE_DEPTH, 1, red_bytes<nt>, kernel, __VA_ARGS__)
+    LAUNCH_STREAM(step_of<nt>, depth_of<step_of<nt>>(cu, red_bytes<nt>), 1, red_bytes<nt>, kernel, \
+                  __VA_ARGS__)
 
 int cuda_gemm_half_fused(struct cuda *cu, struct gemm *p, bool bf16, const struct cuda_norm *norm,
                          const float *x)

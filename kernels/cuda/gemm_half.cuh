@@ -11,20 +11,18 @@
  * repacking.
  *
  * A block of 8 warps a multiprocessor, each with its share of the weight's tiles of 16 rows. Warp w
- * takes the w-th eighth of the columns, 128 at a step, of several tiles at once. It copies them to
- * shared memory, 256 bytes of a row at a time, some steps ahead and across tiles: memory serves
- * that best, and nobody waits for another warp until the sums. The first copies start before the
- * kernel ahead has ended: no kernel writes weights. Activations come in two pieces; those of a
- * single token a warp makes from its row, a step at a time. Which columns a warp sums, and in which
- * order, follows from their number alone, so a token's bits do not depend on its company. */
+ * takes the w-th eighth of the columns, 128 (by more than 16 tokens 64) at a step, of several tiles
+ * at once. It copies them to shared memory, 256 bytes of a row at a time, some steps ahead and
+ * across tiles: memory serves that best, and nobody waits for another warp until the sums. The
+ * first copies start before the kernel ahead has ended: no kernel writes weights. Activations come
+ * in two pieces, and those of a step stay in registers for all tiles; those of a single token a
+ * warp makes from its row. Which columns a warp sums, and in which order, follows from their number
+ * alone, so a token's bits do not depend on its company. */
 
 #include "kernels/cuda/gemm_heads.cuh"
 #include "kernels/cuda/row.cuh"
 
-enum {
-    SLICE = 128,  /* columns: warps' shares are multiples of them */
-    RING_MOST = 3 /* steps of a tile that a warp has under way, of SLICE columns; or two */
-};
+enum { SLICE = 128 /* columns: warps' shares are multiples of them */ };
 
 /* Odd rows have the halves of each 128 bytes changed over, so that 8 lanes, of two rows, meet in no
  * bank. */
@@ -39,6 +37,11 @@ template <int STEP> struct ring {
     static constexpr int ITEM = 16 * ROW;   /* of a tile's */
     static constexpr int LANES = ROW / 16;  /* that copy a row */
     static constexpr int PARTS = STEP / 32; /* of a step: two matrix instructions a piece */
+
+    /* Steps of a tile that a warp has under way; or, where there is no room, fewer. Of half a slice
+     * they are one of all tiles at once: memory is read while activations come. */
+    static constexpr int DEEP = STEP == SLICE ? 3 : 8;
+    static constexpr int SHALLOW = STEP == SLICE ? 2 : 4;
 
     uint8_t *slots; /* (depth, ITEM) of the warp */
     int32_t depth;
@@ -112,42 +115,33 @@ CUDA_INLINE struct ring<STEP> ring_begin(const struct gemm &p, const struct shar
     return r;
 }
 
-/* Until the next n steps, 1 or 2, are there, for all lanes. */
-template <int STEP>
-CUDA_INLINE void ring_wait(const struct ring<STEP> &r, int32_t n)
+/* Until the next step is there, for all lanes. */
+template <int STEP> CUDA_INLINE void ring_wait(const struct ring<STEP> &r)
 {
-    switch (r.depth - n) {
-    case 3:
-        async_wait<3>();
-        break;
-    case 2:
-        async_wait<2>();
-        break;
-    default:
-        async_wait<1>();
+    if (r.depth == ring<STEP>::DEEP) {
+        async_wait<ring<STEP>::DEEP - 1>();
+    } else {
+        async_wait<ring<STEP>::SHALLOW - 1>();
     }
     __syncwarp(); /* slots: copied by all lanes, read by all */
 }
 
-/* What was read, n steps, may be overwritten. */
+/* What was read may be overwritten. */
 template <int STEP>
-CUDA_INLINE void ring_next(const struct gemm &p, const struct share &s, struct ring<STEP> *r,
-                           int32_t n)
+CUDA_INLINE void ring_next(const struct gemm &p, const struct share &s, struct ring<STEP> *r)
 {
     __syncwarp(); /* slots: read by all lanes before they are copied to */
-    for (int32_t i = 0; i < n; i++) {
-        r->read = r->read + 1 == r->depth ? 0 : r->read + 1;
-        ring_copy(p, s, r);
-    }
+    r->read = r->read + 1 == r->depth ? 0 : r->read + 1;
+    ring_copy(p, s, r);
 }
 
-/* Part j of what the lane reads in a slot. */
+/* Part j of what the lane reads next. */
 template <int STEP>
-CUDA_INLINE const uint8_t *part_at(const struct ring<STEP> &r, int32_t slot, int32_t j)
+CUDA_INLINE const uint8_t *part_at(const struct ring<STEP> &r, int32_t j)
 {
     int lane = (int)threadIdx.x % WARP;
 
-    return r.slots + slot * ring<STEP>::ITEM + lane / 4 * ring<STEP>::ROW + lane % 4 * 16 +
+    return r.slots + r.read * ring<STEP>::ITEM + lane / 4 * ring<STEP>::ROW + lane % 4 * 16 +
            (j * 64 ^ turned(lane / 4));
 }
 
@@ -182,7 +176,10 @@ CUDA_INLINE void sum_part(const uint8_t *at, const uint4 x[NT][HALF_PIECES], flo
 {
     uint4 w0 = *reinterpret_cast<const uint4 *>(at);
     uint4 w8 = *reinterpret_cast<const uint4 *>(at + 8 * ROW);
+    uint32_t zero = NT > 1 ? blockIdx.z : 0; /* ptxas, not knowing it, lays out operands once */
 
+    w0 = {w0.x ^ zero, w0.y ^ zero, w0.z ^ zero, w0.w ^ zero};
+    w8 = {w8.x ^ zero, w8.y ^ zero, w8.z ^ zero, w8.w ^ zero};
 #pragma unroll
     for (int i = 0; i < NT; i++) {
 #pragma unroll
@@ -192,18 +189,24 @@ CUDA_INLINE void sum_part(const uint8_t *at, const uint4 x[NT][HALF_PIECES], flo
     }
 }
 
-/* Activations of 8 tokens, prepared. */
-struct prepared {
+/* Activations of 8 NT tokens, prepared. */
+template <int NT> struct prepared {
     const struct pieces *x;
-    const uint16_t *token[1];
+    const uint16_t *token[NT];
 };
 
-CUDA_INLINE void load_step(struct prepared *from, int32_t step, int32_t parts,
-                           uint4 ret[SLICE / 32][1][HALF_PIECES])
+/* What a lane has of a step's activations. */
+template <int NT, int STEP> struct step_acts {
+    uint4 part[STEP / 32][NT][HALF_PIECES];
+};
+
+template <int NT, int STEP>
+CUDA_INLINE void load_step(struct prepared<NT> *from, int32_t step, int32_t parts,
+                           struct step_acts<NT, STEP> *ret)
 {
 #pragma unroll
-    for (int j = 0; j < SLICE / 32; j++) {
-        load_pieces<1>(*from->x, from->token, step * SLICE + min(j, parts - 1) * 32, ret[j]);
+    for (int j = 0; j < STEP / 32; j++) {
+        load_pieces<NT>(*from->x, from->token, step * STEP + min(j, parts - 1) * 32, ret->part[j]);
     }
 }
 
@@ -232,7 +235,7 @@ struct raw_rows {
 };
 
 CUDA_INLINE void load_step(struct raw_rows *from, int32_t step, int32_t,
-                           uint4 ret[SLICE / 32][1][HALF_PIECES])
+                           struct step_acts<1, SLICE> *ret)
 {
     float v[SLICE / 32][8];
 
@@ -253,7 +256,7 @@ CUDA_INLINE void load_step(struct raw_rows *from, int32_t step, int32_t,
         }
 #pragma unroll
         for (int k = 0; k < HALF_PIECES; k++) {
-            ret[j][0][k] = {
+            ret->part[j][0][k] = {
                 half[0][k] | (uint32_t)half[1][k] << 16, half[2][k] | (uint32_t)half[3][k] << 16,
                 half[4][k] | (uint32_t)half[5][k] << 16, half[6][k] | (uint32_t)half[7][k] << 16};
         }
@@ -285,7 +288,7 @@ template <bool BF16> CUDA_INLINE void begin_step(struct one_row<BF16> *from, int
 
 template <bool BF16>
 CUDA_INLINE void load_step(struct one_row<BF16> *from, int32_t step, int32_t,
-                           uint4 ret[SLICE / 32][1][HALF_PIECES])
+                           struct step_acts<1, SLICE> *ret)
 {
     int lane = (int)threadIdx.x % WARP;
     int32_t c = step * SLICE + lane * 4;
@@ -315,95 +318,45 @@ CUDA_INLINE void load_step(struct one_row<BF16> *from, int32_t step, int32_t,
     for (int j = 0; j < SLICE / 32; j++) {
 #pragma unroll
         for (int k = 0; k < HALF_PIECES; k++) {
-            ret[j][0][k] = *reinterpret_cast<const uint4 *>(
+            ret->part[j][0][k] = *reinterpret_cast<const uint4 *>(
                 from->pieces + (j * 4 + lane % 4) * 8 * HALF_PIECES + k * 8);
         }
     }
     begin_step(from, step + 1 < from->end ? step + 1 : from->first); /* of the next tiles */
 }
 
-/* Sums of n tiles by 8 tokens or one, whose activations of a step all of them share. */
-template <bool BF16, int MOST, typename FROM>
-CUDA_INLINE void sum_tiles_by_8(const struct gemm &p, const struct share &s, struct ring<SLICE> *r,
-                                FROM *from, int32_t n, float acc[MOST][1][4])
+/* Sums of n tiles by 8 NT tokens or one: all tiles share a step's activations, which stay in
+ * registers. */
+template <bool BF16, int NT, int MOST, int STEP, typename FROM>
+CUDA_INLINE void sum_tiles(const struct gemm &p, const struct share &s, struct ring<STEP> *r,
+                           FROM *from, int32_t n, float acc[MOST][NT][4])
 {
-    constexpr int PARTS = ring<SLICE>::PARTS;
-    constexpr int ROW = ring<SLICE>::ROW;
+    constexpr int PARTS = ring<STEP>::PARTS;
+    constexpr int ROW = ring<STEP>::ROW;
 
     for (int32_t step = r->first; step < r->end; step++) {
-        int32_t parts = parts_of<SLICE>(p, step);
-        uint4 v[PARTS][1][HALF_PIECES];
+        int32_t parts = parts_of<STEP>(p, step);
+        struct step_acts<NT, STEP> x;
 
-        load_step(from, step, parts, v);
+        load_step(from, step, parts, &x);
 #pragma unroll
         for (int i = 0; i < MOST; i++) {
             if (i < n) {
-                ring_wait(*r, 1);
+                ring_wait(*r);
                 if (parts == PARTS) { /* without a branch inside: loads go ahead */
 #pragma unroll
                     for (int j = 0; j < PARTS; j++) {
-                        sum_part<BF16, 1, ROW>(part_at(*r, r->read, j), v[j], acc[i]);
+                        sum_part<BF16, NT, ROW>(part_at(*r, j), x.part[j], acc[i]);
                     }
                 } else {
 #pragma unroll
                     for (int j = 0; j < PARTS - 1; j++) {
                         if (j < parts) {
-                            sum_part<BF16, 1, ROW>(part_at(*r, r->read, j), v[j], acc[i]);
+                            sum_part<BF16, NT, ROW>(part_at(*r, j), x.part[j], acc[i]);
                         }
                     }
                 }
-                ring_next(p, s, r, 1);
-            }
-        }
-    }
-}
-
-/* Part j of a step of two tiles, which share what is loaded of the activations. */
-template <bool BF16, int NT, int STEP>
-CUDA_INLINE void sum_both(const struct ring<STEP> &r, int32_t second, int32_t step, int32_t j,
-                          const struct pieces &x, const uint16_t *const token[NT], float acc[NT][4],
-                          float acc2[NT][4])
-{
-    constexpr int ROW = ring<STEP>::ROW;
-    uint4 v[NT][HALF_PIECES];
-
-    load_pieces<NT>(x, token, step * STEP + j * 32, v);
-    sum_part<BF16, NT, ROW>(part_at(r, r.read, j), v, acc);
-    sum_part<BF16, NT, ROW>(part_at(r, second, j), v, acc2);
-}
-
-/* By NT times as many. Steps of half as many columns:
- * activations of 32 tokens and 8 warps' steps stay in L1 from tile to tile. */
-template <bool BF16, int NT, int MOST>
-CUDA_INLINE void sum_tiles_by_more(const struct gemm &p, const struct share &s,
-                                   struct ring<SLICE / 2> *r, const struct pieces &x,
-                                   const uint16_t *const token[NT], int32_t n,
-                                   float acc[MOST][NT][4])
-{
-    constexpr int STEP = SLICE / 2;
-    constexpr int PARTS = ring<STEP>::PARTS;
-
-    static_assert(PARTS == 2, "a whole step or one part");
-    for (int32_t step = r->first; step < r->end; step++) {
-        int32_t parts = parts_of<STEP>(p, step);
-
-#pragma unroll
-        for (int i = 0; i < MOST; i += 2) {
-            if (i < n) {
-                bool both = i + 1 < n;
-                /* alone: twice the same, and the second sum is nobody's */
-                int32_t second = !both ? r->read : r->read + 1 == r->depth ? 0 : r->read + 1;
-
-                ring_wait(*r, both ? 2 : 1);
-                if (parts == PARTS) { /* without a branch inside: loads go ahead */
-#pragma unroll
-                    for (int j = 0; j < PARTS; j++) {
-                        sum_both<BF16, NT>(*r, second, step, j, x, token, acc[i], acc[i + 1]);
-                    }
-                } else {
-                    sum_both<BF16, NT>(*r, second, step, 0, x, token, acc[i], acc[i + 1]);
-                }
-                ring_next(p, s, r, both ? 2 : 1);
+                ring_next(p, s, r);
             }
         }
     }
@@ -598,10 +551,10 @@ CUDA_INLINE void stream_tiles(const struct gemm &p, const struct share &s, struc
     int lane = (int)threadIdx.x % WARP;
     int32_t token0 = p.token0 + (int32_t)blockIdx.y * 8 * NT;
     struct pieces x = {p.xh, p.piece};
-    const uint16_t *token[NT];
+    struct prepared<NT> from = {&x, {}};
 
     for (int i = 0; i < NT; i++) {
-        token[i] =
+        from.token[i] =
             x.x + (uint64_t)min(token0 + i * 8 + lane / 4, p.token_end - 1) * p.pad + lane % 4 * 8;
     }
     for (int32_t tile = s.begin; tile < s.end; tile += s.group) {
@@ -610,15 +563,11 @@ CUDA_INLINE void stream_tiles(const struct gemm &p, const struct share &s, struc
 
         if constexpr (RAW) {
             int32_t row = min(token0 + lane / 4, p.token_end - 1);
-            struct raw_rows from = {p.xf + (size_t)row * p.ldx, p.n_cols};
+            struct raw_rows raw = {p.xf + (size_t)row * p.ldx, p.n_cols};
 
-            sum_tiles_by_8<BF16, MOST>(p, s, r, &from, n, acc);
-        } else if constexpr (NT == 1) {
-            struct prepared from = {&x, {token[0]}};
-
-            sum_tiles_by_8<BF16, MOST>(p, s, r, &from, n, acc);
+            sum_tiles<BF16, NT, MOST>(p, s, r, &raw, n, acc);
         } else {
-            sum_tiles_by_more<BF16, NT, MOST>(p, s, r, x, token, n, acc);
+            sum_tiles<BF16, NT, MOST>(p, s, r, &from, n, acc);
         }
         put_tiles<BF16, NT, MOST, false>(p, tile, n, token0, acc, p.xe, 0.0f, red, store);
     }
@@ -635,13 +584,13 @@ CUDA_INLINE void stream_one(const struct gemm &p, const struct share &s, struct 
         float before = y_before(p, tile, n); /* under way while weights are */
         float acc[MOST][1][4] = {};
 
-        sum_tiles_by_8<BF16, MOST>(p, s, r, from, n, acc);
+        sum_tiles<BF16, 1, MOST>(p, s, r, from, n, acc);
         put_tiles<BF16, 1, MOST, true>(p, tile, n, p.token0, acc, xe, before, red, store);
     }
 }
 
 /* Of up to 8 NT tokens. Behind the ring lies red. */
-template <int NT> static constexpr int step_of = NT == 1 ? SLICE : SLICE / 2;
+template <int NT> static constexpr int step_of = NT <= 2 ? SLICE : SLICE / 2;
 
 template <bool BF16, int NT, int MOST, bool RAW>
 CUDA_INLINE void stream_rows(const struct gemm &p, int32_t depth, const struct cuda_store *store)

@@ -33,6 +33,9 @@ wanted() {
         each "prefill $type small gate (128 x 256), @ rows" 16 32
         each "gemv $type small down (64 x 512), @ rows" 1 8 32
     done
+    for type in BF16 F16; do
+        each "gemv $type as a prompt small gate (128 x 256), @ rows" 16 32 64
+    done
     for type in "${usual[@]}"; do
         each "gemv $type by stream small gate (128 x 256), @ rows" 16 32 64
         echo "gemv $type by few small gate (128 x 256), 8 rows"
@@ -47,7 +50,7 @@ wanted() {
             each "experts $shape, $rows rows: @" choose_experts experts_q combine_experts prepare_rows rows_f32
         done
     done
-    for type in f16 bf16 fp8 i8 g4 k8v4; do
+    for type in f16 bf16 fp8 i8 kv4 k8v4; do
         each "attention $type, depth 70, batch @" 1 2
         each "attention $type, prompt@" ", rows 64 to 72" " observed, rows 0 to 8"
     done

@@ -435,6 +435,7 @@ void check_op(struct check *c)
         }
         int32_t block = dtype_info(types[t])->block_len;
         int32_t odd = block == 1 ? 67 : block == 32 ? 96 : 256;
+        int32_t ragged = block == 1 ? 871 : block == 32 ? 1248 : 2304; /* a warp's last step */
         struct shape shapes[] = {
             {types[t], 1, 1, odd, {1}, 1, 0},
             {types[t], 1, 0, odd, {17}, 1, NORM},
@@ -465,6 +466,8 @@ void check_op(struct check *c)
             {types[t], 64, 64, 768, {275, 280}, 2, NORM},
             {types[t], 9, 9, 768, {330, 330}, 2, GATED | NORM},
             {types[t], 17, 17, 1536, {40}, 1, NORM | HEAD},
+            {types[t], 12, 12, ragged, {290}, 1, BIAS},
+            {types[t], 40, 40, ragged, {40, 60}, 2, 0},
         };
 
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
