@@ -314,7 +314,7 @@ CUDA_INLINE void add_head(const struct attend *p, int32_t seq, int32_t row0, int
     }
 }
 
-CUDA_KERNEL void __launch_bounds__(THREADS) columns(struct attend p)
+CUDA_KERNEL void __launch_bounds__(THREADS, CUDA_ON_100(1, 0)) columns(struct attend p)
 {
     CUDA_SHARED(float, memory);
     int32_t seq = (int32_t)blockIdx.z;

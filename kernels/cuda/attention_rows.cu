@@ -230,6 +230,18 @@ CUDA_INLINE void write_out(const struct attend *p, const struct part *b,
     }
 }
 
+/* Blocks of 128 pairs and heads of 128 have no registers left on sm_100 for logits with a cap or a
+ * slope, or without a scale: launch_rows() gives these to blocks of 64. */
+template <int MT, int DIM> static constexpr bool plain_alone(void)
+{
+    return CUDA_ON_100(MT > 1 && DIM > 64, false);
+}
+
+static __host__ __device__ bool is_plain(const struct attend *p)
+{
+    return p->scale > 0 && p->softcap <= 0 && p->alibi_max <= 0;
+}
+
 /* FOUR: V has four bits, K as many or 8. */
 template <bool KB, bool VB, int MT, int DIM, bool FOUR>
 CUDA_KERNEL void __launch_bounds__(THREADS, MT == 1 && DIM <= 128 ? 3 : 2)
@@ -241,7 +253,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS, MT == 1 && DIM <= 128 ? 3 : 2)
     const struct cuda_layout *l = &p.seqs.layout;
     bool k_codes = FOUR || kv_has_scale(l->k_type);
     bool v_codes = FOUR || (!VB && kv_has_scale(l->v_type));
-    bool plain = p.scale > 0 && p.softcap <= 0 && p.alibi_max <= 0;
+    bool plain = plain_alone<MT, DIM>() || is_plain(&p);
     struct running run[MT][2];
     struct part b;
     float acc[MT][DIM / 8][4] = {};
@@ -352,8 +364,9 @@ template <bool B, int DIM, bool FOUR>
 static int launch_rows(struct cuda *cu, const struct attend *p, int32_t rows)
 {
     uint64_t pairs = (uint64_t)rows * p->n_q * p->seqs.n;
+    bool narrow = cu->sm_major >= 10 && DIM > 64 && !is_plain(p);
 
-    return pairs >= (uint64_t)cu->n_sms * 128 ? launch<B, B, 2, DIM, FOUR>(cu, p, rows)
+    return pairs >= (uint64_t)cu->n_sms * 128 && !narrow ? launch<B, B, 2, DIM, FOUR>(cu, p, rows)
                                               : launch<B, B, 1, DIM, FOUR>(cu, p, rows);
 }
 

@@ -212,7 +212,8 @@ CUDA_INLINE void sort_entries(const struct choose &p, int32_t (*sum)[CHOOSE_THRE
     }
 }
 
-CUDA_KERNEL void __launch_bounds__(CHOOSE_THREADS) choose_experts(struct choose p)
+CUDA_KERNEL void __launch_bounds__(CHOOSE_THREADS, CUDA_ON_100(1, 0))
+    choose_experts(struct choose p)
 {
     __shared__ int32_t sum[2][CHOOSE_THREADS];
 

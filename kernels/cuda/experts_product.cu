@@ -113,7 +113,7 @@ CUDA_INLINE void unit_q(const struct gemm *p, const uint8_t *unit, int32_t col, 
  * of some types, and spills. */
 template <typename F, int NT> static constexpr int product_blocks(void)
 {
-    return NT > 1 ? 1 : F::TYPE == DTYPE_IQ4_XS || F::SCALES == FRAG_Q6 ? 2 : 0;
+    return NT > 1 ? 1 : F::TYPE == DTYPE_IQ4_XS || F::SCALES == FRAG_Q6 ? 2 : CUDA_ON_100(2, 0);
 }
 
 template <typename F, int NT>

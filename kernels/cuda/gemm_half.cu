@@ -90,15 +90,16 @@ CUDA_INLINE void norm_stream_rows(const struct gemm &p, int32_t depth, const str
     stream_one<BF16, MOST>(p, s, &r, &from, xe, red, store);
 }
 
+/* A multiprocessor has one block of these two (alone_bytes). */
 template <bool BF16>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, GEMM_STORE_BLOCKS(1))
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, CUDA_ON_100(1, 2))
     norm_stream_half(struct gemm p, int32_t depth, struct cuda_norm norm, const float *x)
 {
     norm_stream_rows<BF16, 8>(p, depth, norm, x, NULL);
 }
 
 template <bool BF16>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, GEMM_STORE_BLOCKS(1))
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, CUDA_ON_100(1, 2))
     norm_stream_half_store(struct gemm p, int32_t depth, struct cuda_norm norm, const float *x,
                            struct cuda_store store)
 {

@@ -234,31 +234,41 @@ struct raw_rows {
     int32_t n_cols;
 };
 
+/* The pieces of eight columns. */
+CUDA_INLINE void split8(const float v[8], uint4 ret[HALF_PIECES])
+{
+    uint16_t half[8][HALF_PIECES];
+
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        half_pieces<true>(v[i], half[i], 1);
+    }
+#pragma unroll
+    for (int k = 0; k < HALF_PIECES; k++) {
+        ret[k] = {half[0][k] | (uint32_t)half[1][k] << 16, half[2][k] | (uint32_t)half[3][k] << 16,
+                  half[4][k] | (uint32_t)half[5][k] << 16, half[6][k] | (uint32_t)half[7][k] << 16};
+    }
+}
+
 CUDA_INLINE void load_step(struct raw_rows *from, int32_t step, int32_t,
                            struct step_acts<1, SLICE> *ret)
 {
-    float v[SLICE / 32][8];
+    enum { PARTS = SLICE / 32, AT_ONCE = CUDA_ON_100(1, PARTS) /* registers are full there */ };
 
 #pragma unroll
-    for (int j = 0; j < SLICE / 32; j++) {
-        int32_t c = step * SLICE + j * 32 + (int32_t)threadIdx.x % 4 * 8;
-
-        load4(from->token, c, from->n_cols, v[j]);
-        load4(from->token, c + 4, from->n_cols, v[j] + 4);
-    }
-#pragma unroll
-    for (int j = 0; j < SLICE / 32; j++) {
-        uint16_t half[8][HALF_PIECES];
+    for (int j0 = 0; j0 < PARTS; j0 += AT_ONCE) {
+        float v[AT_ONCE][8];
 
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            half_pieces<true>(v[j][i], half[i], 1);
+        for (int j = 0; j < AT_ONCE; j++) {
+            int32_t c = step * SLICE + (j0 + j) * 32 + (int32_t)threadIdx.x % 4 * 8;
+
+            load4(from->token, c, from->n_cols, v[j]);
+            load4(from->token, c + 4, from->n_cols, v[j] + 4);
         }
 #pragma unroll
-        for (int k = 0; k < HALF_PIECES; k++) {
-            ret->part[j][0][k] = {
-                half[0][k] | (uint32_t)half[1][k] << 16, half[2][k] | (uint32_t)half[3][k] << 16,
-                half[4][k] | (uint32_t)half[5][k] << 16, half[6][k] | (uint32_t)half[7][k] << 16};
+        for (int j = 0; j < AT_ONCE; j++) {
+            split8(v[j], ret->part[j0 + j][0]);
         }
     }
 }

@@ -23,7 +23,8 @@ CUDA_INLINE void fetch(const struct gemm *p, int32_t token0, int32_t step, struc
     async_commit();
 }
 
-template <bool BF16> CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) tiles_half(struct gemm p)
+template <bool BF16>
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, CUDA_ON_100(2, 0)) tiles_half(struct gemm p)
 {
     __shared__ __align__(16) struct operands in[2];
     int lane = (int)threadIdx.x % WARP;

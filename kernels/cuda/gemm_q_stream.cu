@@ -20,10 +20,12 @@ template <typename F, int PIECES, int NT> static constexpr int stream_blocks(voi
 {
     constexpr bool many = F::SCALES != FRAG_D && F::SCALES != FRAG_E8;
 
+    constexpr bool large = CUDA_ON_100(F::TYPE == DTYPE_IQ4_NL, false);
+
     return NT == 1 ? (many          ? (PIECES == 1 ? 2 : 1)
-                      : PIECES == 1 ? 3
+                      : PIECES == 1 ? CUDA_ON_100(2, 3)
                                     : 2)
-                   : (many || PIECES == 2 ? 1 : 2);
+                   : (many || large || PIECES == 2 ? 1 : 2);
 }
 
 template <typename F, int PIECES, int NT>

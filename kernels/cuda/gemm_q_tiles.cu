@@ -81,8 +81,23 @@ template <typename F> CUDA_INLINE bool is_there(const struct gemm *p, int32_t gr
     return F::SCALES == FRAG_Q2 ? group * 128 < p->n_cols : group < n;
 }
 
-/* Blocks a multiprocessor: Q5_0 alone needs a few registers more than there are for two. */
-template <typename F> constexpr int BLOCKS = F::TYPE == DTYPE_Q5_0 ? 1 : 2;
+/* Blocks a multiprocessor: Q5_0, and on sm_100 Q4_0, need a few registers more than there are for
+ * two. */
+template <typename F>
+constexpr int BLOCKS = F::TYPE == DTYPE_Q5_0 || CUDA_ON_100(F::TYPE == DTYPE_Q4_0, false) ? 1 : 2;
+
+/* Types that are short of registers make addresses of weights anew, and where the group lies in its
+ * unit. */
+template <typename F>
+constexpr bool ANEW =
+    CUDA_ON_86(F::TYPE == DTYPE_Q4_0 || F::TYPE == DTYPE_Q4_K || F::TYPE == DTYPE_Q5_K ||
+                   F::TYPE == DTYPE_Q6_K,
+               CUDA_ON_100(F::TYPE == DTYPE_Q5_1 || F::TYPE == DTYPE_Q8_0, false));
+
+template <typename F> CUDA_INLINE int32_t in_unit(int32_t group)
+{
+    return (ANEW<F> ? anew(group) : group) % F::GROUPS;
+}
 
 template <typename F>
 CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, BLOCKS<F>) tiles_q(struct gemm p)
@@ -113,11 +128,11 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, BLOCKS<F>) tiles_q(struct gemm 
         struct frag_codes w;
         struct gemm_scales s;
 
-        int at = F::SCALES == FRAG_Q2 ? thread_anew() % WARP : lane; /* addresses made anew, too */
+        int at = F::SCALES == FRAG_Q2 || ANEW<F> ? thread_anew() % WARP : lane;
 
-        frag_load<F>(unit, group % F::GROUPS, at, &w);
-        gemm_scales_load<F>(unit, group % F::GROUPS, at, &s);
-        unit += group % F::GROUPS == F::GROUPS - 1 ? F::UNIT : 0;
+        frag_load<F>(unit, in_unit<F>(group), at, &w);
+        gemm_scales_load<F>(unit, in_unit<F>(group), at, &s);
+        unit += in_unit<F>(group) == F::GROUPS - 1 ? F::UNIT : 0;
         async_wait<STAGES - 2>();
         __syncthreads(); /* now: copied by all threads; the group before: read by all */
         if (is_there<F>(&p, group + STAGES - 1, n_groups)) {

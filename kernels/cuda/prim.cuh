@@ -79,6 +79,20 @@ CUDA_INLINE void grid_wait(void)
 #define grid_ahead emu_grid_ahead
 #endif
 
+/* `yes` for sm_100 and up, or for sm_86 to sm_89, else `no`: mostly of blocks a multiprocessor that
+ * ptxas is told, 0 for none. Where it is told no number, ptxas saves registers for more blocks, and
+ * on these spills; and kernels that just fit on sm_80 and sm_90 take a few registers more there. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define CUDA_ON_100(yes, no) (yes)
+#else
+#define CUDA_ON_100(yes, no) (no)
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900
+#define CUDA_ON_86(yes, no) (yes)
+#else
+#define CUDA_ON_86(yes, no) (no)
+#endif
+
 /* i, of which the compiler knows nothing: what is made of it is made anew in each turn of a loop,
  * where registers are scarcer than instructions. */
 CUDA_INLINE int anew(int i)

@@ -262,7 +262,8 @@ CUDA_INLINE void delta_finish(const struct delta *p, struct delta_shared *sh, in
 
 /* S in registers, PER values a thread. */
 template <int PER>
-CUDA_KERNEL void __launch_bounds__(PER == 64 ? DELTA_WIDE_THREADS : DELTA_THREADS)
+CUDA_KERNEL void __launch_bounds__(PER == 64 ? DELTA_WIDE_THREADS : DELTA_THREADS,
+                                   CUDA_ON_100(1, 0))
     delta_rows(struct delta p, struct states states)
 {
     __shared__ struct delta_shared sh;
@@ -319,7 +320,7 @@ CUDA_KERNEL void __launch_bounds__(PER == 64 ? DELTA_WIDE_THREADS : DELTA_THREAD
 }
 
 /* The same with S in memory, where each thread touches its own values alone. */
-CUDA_KERNEL void __launch_bounds__(DELTA_THREADS)
+CUDA_KERNEL void __launch_bounds__(DELTA_THREADS, CUDA_ON_86(1, 0))
     delta_rows_memory(struct delta p, struct states states)
 {
     __shared__ struct delta_shared sh;
