@@ -7,7 +7,7 @@ kernel spills, when one is missing from the table, or when the table has one tha
 table also when registers, stack or shared memory differ (other versions of nvcc differ there). --fix writes the table's
 rows of the given architectures anew, unless a kernel spills.
 
-Usage: tools/check_registers.py [--build DIR | --arch 80,90 [--jobs N]] [--fix] [FILE.cu]...
+Usage: tools/check_registers.py [--build DIR | --arch 80,87,89,90,100 [--jobs N]] [--fix] [FILE.cu]...
 Exit code: 0 as in the table, 1 not, 77 no nvcc, or a build without the module.
 """
 import argparse
@@ -107,7 +107,7 @@ def compare(got, table, files, arch):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--build", help="a build folder in which the module was made")
-    p.add_argument("--arch", default="80,90")
+    p.add_argument("--arch", default="80,87,89,90,100")
     p.add_argument("--fix", action="store_true")
     p.add_argument("--jobs", type=int, default=2)
     p.add_argument("files", nargs="*", metavar="FILE.cu")

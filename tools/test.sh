@@ -58,9 +58,9 @@ if [ -z "${PIPIT_PHASE:-}" ]; then
 fi
 export PIPIT_PHASE
 
-# The GPU's compiler makes one architecture of those that have tables: each second time sm_90, because wgmma, early
-# launches and conversions of FP8 are not in sm_80.
-archs=(90 80)
+# The GPU's compiler makes one architecture of those that have tables, most often the two whose code is least like the
+# others': sm_90 has wgmma, and for sm_100 registers are shared out anew.
+archs=(90 80 100 90 87 90 100 89)
 [ -n "$arch" ] || arch=${archs[(PIPIT_PHASE >> 20) % ${#archs[@]}]}
 
 # With PIPIT_TURNS a commit runs one third of what takes longest (0: TSan, 1: the GPU's compiler, 2: AArch64 and CUDA

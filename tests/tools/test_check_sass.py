@@ -10,6 +10,7 @@ import unittest
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 import arch_table  # noqa: E402
+import check_registers  # noqa: E402
 import check_sass  # noqa: E402
 
 
@@ -187,6 +188,15 @@ class Sass(unittest.TestCase):
                          [["80 100", "a", "5"], ["90", "a", "6"], ["90", "b", "7"]])
         key = lambda r: (r["arch"], r["kernel"])
         self.assertEqual(sorted(arch_table.spread(file), key=key), sorted(rows, key=key))
+
+    def test_both_tables_have_all_that_ci_compiles(self):
+        with open(os.path.join(ROOT, "tools", "test.sh")) as f:
+            archs = set(re.search(r"^archs=\((.*)\)", f.read(), re.MULTILINE).group(1).split())
+        for table in check_registers.TABLE, check_sass.TABLE:
+            rows = arch_table.read(table)
+            self.assertEqual({r["arch"] for r in rows}, archs)
+            names = {a: {r["kernel"] for r in rows if r["arch"] == a} for a in archs}
+            self.assertTrue(all(n == names["90"] for n in names.values()))
 
     def test_the_documents_say_what_the_table_holds(self):
         with open(os.path.join(ROOT, "docs", "design", "cuda.md")) as f:

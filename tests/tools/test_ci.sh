@@ -87,6 +87,12 @@ run_on ARGS="--arch 87" PIPIT_TURNS=1 PIPIT_PHASE=$((0x4200000)) || fail "the sa
 grep -q "^gcc .*sm_" "$dir/log" && fail "configured anew with the same options"
 run_on PIPIT_TURNS=1 PIPIT_PHASE=$((0x4100000)) || fail "the other architecture: exit $?"
 said "^== CUDA for sm_80$"
+turn=$(sed -n '/^archs=/,/^$/p' "$1/test.sh")
+archs=$(for ((i = 0; i < 16; i++)); do
+    arch='' PIPIT_PHASE=$((0x4000000 + i * 0x100000))
+    eval "$turn" && echo "$arch"
+done | sort -n | uniq -c | tr -s ' \n' ' ')
+[ "$archs" = " 2 80 2 87 2 89 6 90 4 100 " ] || fail "turns of architectures: $archs"
 run PIPIT_TURNS=1 PIPIT_PHASE=$((0x8000000)) || fail "AArch64's third: exit $?"
 said "^SKIP    tsan: "
 said "^SKIP    cuda: "
