@@ -388,34 +388,6 @@ static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs, int32_
            sched_bytes(p->model, &sizes, ret_host);
 }
 
-/* What the plan must fit. free_bytes() returns 1 where a device shares the host's memory, or is the
- * host. A device with memory of its own has what is free there; --memory bounds its sum and the
- * host's, each. */
-static int find_available(const struct prepared *p, struct backend *be, struct plan_input *in,
-                          struct error *reterr)
-{
-    uint64_t limit = p->config.memory_bytes;
-    uint64_t device = 0;
-    int r;
-
-    in->limit_bytes = limit;
-    in->available_bytes = plan_memory_available();
-    r = p->ops->free_bytes(be, &device);
-    if (r == 1) {
-        in->available_bytes = device < in->available_bytes ? device : in->available_bytes;
-        in->available_bytes = limit ? limit : in->available_bytes;
-        return 0;
-    }
-    if (r) {
-        return error_set_errno(reterr, r, "free memory of the device");
-    }
-    in->device_available_bytes = limit && limit < device ? limit : device;
-    if (limit && limit < in->available_bytes) {
-        in->available_bytes = limit;
-    }
-    return 0;
-}
-
 /* Sequences of an engine that is not told how many. On two threads eight sequences decode 2.8 times
  * the tokens of one (docs/results/speed.md), four some 2. A file of pool=disk is made for one. */
 static int32_t most_seqs(const struct prepared *p)
@@ -429,6 +401,57 @@ static int32_t most_seqs(const struct prepared *p)
 
     return strcmp(p->ops->name, "cuda") == 0 || n >= MOST_CHOSEN_SEQS / 2 ? MOST_CHOSEN_SEQS
                                                                           : 2 * n;
+}
+
+/* What a library of the backend's takes of the device for itself, it takes before the plan asks
+ * what is free. Rows are those of the largest steps that the plan may come to. */
+static int try_weights(const struct prepared *p, struct backend *be, bool own_memory,
+                       struct error *reterr)
+{
+    int32_t ctx = p->config.ctx ? p->config.ctx : p->model->h.n_ctx_train;
+    int32_t n_seqs = p->config.n_seqs ? p->config.n_seqs : most_seqs(p);
+    int64_t all = (int64_t)ctx * n_seqs;
+    int32_t joined = joined_rows(p, own_memory);
+    struct backend_limits limits;
+
+    joined = joined < all ? joined : (int32_t)all;
+    limits = prepared_limits(p, ctx, n_seqs, joined < 2 * p->max_chunk ? p->max_chunk : joined);
+    return model_try(p->model, p->ops, be, &limits, reterr);
+}
+
+/* What the plan must fit. free_bytes() returns 1 where a device shares the host's memory, or is the
+ * host. A device with memory of its own has what is free there; --memory bounds its sum and the
+ * host's, each. */
+static int find_available(const struct prepared *p, struct backend *be, struct plan_input *in,
+                          struct error *reterr)
+{
+    uint64_t limit = p->config.memory_bytes;
+    uint64_t device = 0;
+    int r = p->ops->free_bytes(be, &device);
+
+    if (r >= 0) {
+        int tried = try_weights(p, be, r == 0, reterr);
+
+        if (tried < 0) {
+            return tried;
+        }
+        r = p->ops->free_bytes(be, &device);
+    }
+    in->limit_bytes = limit;
+    in->available_bytes = plan_memory_available();
+    if (r == 1) {
+        in->available_bytes = device < in->available_bytes ? device : in->available_bytes;
+        in->available_bytes = limit ? limit : in->available_bytes;
+        return 0;
+    }
+    if (r) {
+        return error_set_errno(reterr, r, "free memory of the device");
+    }
+    in->device_available_bytes = limit && limit < device ? limit : device;
+    if (limit && limit < in->available_bytes) {
+        in->available_bytes = limit;
+    }
+    return 0;
 }
 
 int prepared_plan(const struct prepared *p, struct backend *be, struct plan *ret,

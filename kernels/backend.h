@@ -89,6 +89,13 @@ struct backend_ops {
     uint64_t (*scratch_bytes)(const struct backend_config *config, const struct backend_limits *limits);
     int (*reserve)(struct backend *be, const struct backend_limits *limits, struct error *reterr);
 
+    /* A library that multiplies by such weights takes now what its code needs of the device, and
+     * nothing later, if the limits are no larger then: free_bytes says afterwards what a plan may
+     * count on. Called before reserve, with weights in their order; nothing else is left behind.
+     * Where there is no memory for trials, none are made. NULL: there is no such library. */
+    int (*weights_try)(struct backend *be, const struct backend_limits *limits,
+                       const struct ops_weight_desc *const *list, int32_t n, struct error *reterr);
+
     /* Weights. weight_bytes: what weight_create will hold, from the description alone.
      * weights_reserve (or NULL): takes the sum of them in one piece, which the following
      * weight_create calls fill; a weight that does not fit gets memory of its own. */

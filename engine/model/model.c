@@ -529,6 +529,27 @@ void model_limits(const struct model *m, struct backend_limits *ret)
     }
 }
 
+int model_try(const struct model *m, const struct backend_ops *ops, struct backend *be,
+              const struct backend_limits *limits, struct error *reterr)
+{
+    const struct ops_weight_desc **list;
+    int r;
+
+    if (!ops->weights_try) {
+        return 0;
+    }
+    list = calloc((size_t)m->n_list + 1, sizeof(*list));
+    if (!list) {
+        return error_set(reterr, -ENOMEM, "model: no memory");
+    }
+    for (int32_t i = 0; i < m->n_list; i++) {
+        list[i] = &m->list[i].desc;
+    }
+    r = ops->weights_try(be, limits, list, m->n_list, reterr);
+    free(list);
+    return r;
+}
+
 int model_load(struct model *m, const struct backend_ops *ops, struct backend *be,
                const struct backend_config *config, bool (*progress)(void *arg, float done),
                void *arg, struct error *reterr)

@@ -127,6 +127,10 @@ const char *model_lacks(const struct model *m, const struct backend_ops *ops);
 const char *model_lacks_type(const struct model *m, const struct backend_ops *ops,
                              enum dtype *ret_type);
 
+/* backend_ops.weights_try with all weights. */
+int model_try(const struct model *m, const struct backend_ops *ops, struct backend *be,
+              const struct backend_limits *limits, struct error *reterr);
+
 /* The largest sides, for backend_limits. */
 void model_limits(const struct model *m, struct backend_limits *ret);
 /* The largest gate, up and down of an expert, as the backend would hold them; 0: there are none. */

@@ -58,6 +58,7 @@ const struct backend_ops cuda_backend = {
     .sync = cuda_sync,
     .scratch_bytes = cuda_scratch_bytes,
     .reserve = cuda_reserve,
+    .weights_try = cuda_lt_weights_try,
     .weights_reserve = cuda_weights_reserve,
     .weight_bytes = cuda_weight_bytes,
     .weight_create = cuda_weight_create,

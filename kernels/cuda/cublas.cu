@@ -6,8 +6,8 @@
  * never linked; where it cannot be had, own tiles serve (gemm_half_tiles.cu). It chooses among
  * kernels by the number of rows, and may divide a sum among blocks, so it is not left to choose:
  *
- *   - for each shape (rows, columns, type of a weight) an algorithm is taken once, when the first
- *     such weight is loaded, by its heuristics for the most rows that a call may have, without
+ *   - for each shape (rows, columns, type of a weight) an algorithm is taken once, before a plan is
+ *     made (cublas_try.cu), by its heuristics for the most rows that a call may have, without
  *     reductions between blocks;
  *   - the library must take that algorithm for every number of rows up to the most
  *     (cublasLtMatmulAlgoCheck), within the workspace of the plan;
@@ -280,21 +280,31 @@ struct cuda_lt_use cuda_lt_held(const struct cuda *cu)
 void cuda_lt_limits(struct cuda *cu)
 {
     if (cu->lt) {
-        cu->lt->max_rows = cu->scratch.lt_rows;
-        cu->lt->n_shapes = 0;
-        cu->lt->n_own = 0;
+        struct cuda_lt *lt = cu->lt;
+
+        lt->max_rows = cu->scratch.lt_rows;
+        if (lt->tried_rows < lt->max_rows || lt->tried_weights != cu->scratch.lt_weights) {
+            lt->n_shapes = 0;
+            lt->n_own = 0;
+            lt->tried_rows = 0;
+        }
     }
 }
 
 void cuda_lt_describe(const struct cuda *cu, char *buf, size_t size)
 {
     const struct cuda_lt *lt = cu->lt;
+    char code[48] = "";
 
+    if (lt && lt->code_bytes > 0) {
+        (void)snprintf(code, sizeof(code), ", its code %llu MiB",
+                       (unsigned long long)(lt->code_bytes + (1 << 20) - 1) >> 20);
+    }
     if (lt && lt->n_own > 0) {
-        (void)snprintf(buf, size, "prefill %s, own tiles for %d of %d shapes (%s)", cu->lt_text,
-                       lt->n_own, lt->n_shapes, lt->why);
+        (void)snprintf(buf, size, "prefill %s%s, own tiles for %d of %d shapes (%s)", cu->lt_text,
+                       code, lt->n_own, lt->n_shapes, lt->why);
     } else {
-        (void)snprintf(buf, size, "prefill %s", cu->lt_text);
+        (void)snprintf(buf, size, "prefill %s%s", cu->lt_text, code);
     }
 }
 
@@ -376,6 +386,12 @@ struct cuda_lt_use cuda_lt_held(const struct cuda *)
 
 void cuda_lt_limits(struct cuda *)
 {
+}
+
+int cuda_lt_weights_try(struct backend *, const struct backend_limits *,
+                        const struct ops_weight_desc *const *, int32_t, struct error *)
+{
+    return 0;
 }
 
 int cuda_lt_weight(struct cuda *, const struct ops_weight *)

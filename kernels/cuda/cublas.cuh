@@ -20,9 +20,17 @@ void cuda_lt_destroy(struct cuda *cu);
 struct cuda_lt_use cuda_lt_planned(const struct backend_config *config);
 /* The same of this one. */
 struct cuda_lt_use cuda_lt_held(const struct cuda *cu);
-/* Scratch has moved, limits have changed: the weights to come are asked for again. */
+/* Scratch has moved, limits have changed: the weights to come are asked for again, unless their
+ * shapes were tried with limits as large. */
 void cuda_lt_limits(struct cuda *cu);
-/* A weight's values are there: which algorithm serves its shape, if any. Fails with the device. */
+/* backend_ops.weights_try: algorithms of all shapes are chosen, by weights of random numbers in
+ * memory that is given back, so that their kernels are on the device before a plan asks what is
+ * free (cublas_try.cu). */
+int cuda_lt_weights_try(struct backend *be, const struct backend_limits *limits,
+                        const struct ops_weight_desc *const *list, int32_t n,
+                        struct error *reterr);
+/* A weight's values are there: which algorithm serves its shape, if any, where that is not known
+ * yet. Fails with the device. */
 int cuda_lt_weight(struct cuda *cu, const struct ops_weight *w);
 /* "prefill ...", for the description. */
 void cuda_lt_describe(const struct cuda *cu, char *buf, size_t size);

@@ -63,6 +63,9 @@ struct cuda_lt {
     uint64_t workspace;
     bool unpacks;     /* multiplies quantised weights, too */
     int32_t max_rows; /* of one product */
+    int32_t tried_rows;     /* that all shapes of the weights were tried for, 0: none, */
+    uint64_t tried_weights; /* with slabs of so many */
+    uint64_t code_bytes;    /* that the library took of the device then */
     int32_t n_shapes, n_own;
     struct lt_shape shape[LT_SHAPES];
     char why[96]; /* the last shape that has no algorithm */
@@ -95,6 +98,12 @@ int lt_product(struct cuda *cu, const struct lt_shape *s, const uint8_t *w, cons
 /* cublas_choice.cu: the shape that so many rows of a weight have, or NULL. */
 struct lt_shape *lt_find(struct cuda_lt *lt, int32_t n_rows, int32_t n_cols, int32_t ldy,
                          bool bf16);
+/* Whether the library may serve a weight; its shape chosen, unless it is known, or those of its
+ * slabs. By its values, or by random numbers. */
+bool lt_eligible(const struct cuda_lt *lt, const struct ops_weight *w);
+int lt_add(struct cuda *cu, const struct ops_weight *w, const uint8_t *random);
+/* The next number of a trial. */
+uint16_t lt_trial_number(uint32_t *state, bool bf16);
 /* Rows of a weight that one product takes, but for its last: all, or as many quantised ones as a
  * slab holds; 0: not one tile. */
 int32_t lt_slab_rows(const struct cuda *cu, enum dtype type, int32_t n_rows, int32_t n_cols);

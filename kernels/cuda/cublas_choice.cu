@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which algorithm of cublasLt serves a shape: taken once, when the first such weight is loaded
- * (cublas.cu says by which rules). */
+/* Which algorithm of cublasLt serves a shape: taken once (cublas.cu says by which rules).
+ *
+ * The library's kernels come to the device as they are first used (CUDA_MODULE_LOADING=LAZY,
+ * code.cu), and so does what it allocates for itself. So an engine has all shapes of its model
+ * tried before it asks what is free (cublas_try.cu). Where nobody has asked for that, or there was
+ * no memory for it, a shape is tried as the first such weight is loaded. */
 
 #include "kernels/cuda/cublas_calls.cuh"
 
@@ -73,8 +77,18 @@ static int trial(struct cuda *cu, const struct lt_shape *s, const uint8_t *w, in
     return r;
 }
 
-/* Rows for a trial, all the same: numbers of all mantissas from 2^-4 to 2^4, for with few bits
- * every order of a sum gives the same. */
+/* Numbers of all mantissas from 2^-4 to 2^4: with few bits every order of a sum gives the same. */
+uint16_t lt_trial_number(uint32_t *state, bool bf16)
+{
+    uint32_t mantissa_bits = bf16 ? 7 : 10;
+    uint32_t least = bf16 ? 127 - 4 : 15 - 4;
+    uint32_t x = *state = *state * 1664525u + 1013904223u;
+
+    return (uint16_t)((x >> 31) << 15 | (least + (x >> 28 & 7)) << mantissa_bits |
+                      (x >> 8 & ((1u << mantissa_bits) - 1)));
+}
+
+/* Rows for a trial, all the same. */
 static int fill_trial(struct cuda *cu, const struct lt_shape *s)
 {
     const struct backend_ops *ops = cu->be.ops;
@@ -86,12 +100,7 @@ static int fill_trial(struct cuda *cu, const struct lt_shape *s)
     int r;
 
     for (int32_t i = 0; row && i < lt_x_pad(s->n_cols); i++) {
-        uint32_t mantissa_bits = s->bf16 ? 7 : 10;
-        uint32_t least = s->bf16 ? 127 - 4 : 15 - 4;
-
-        state = state * 1664525u + 1013904223u;
-        row[i] = (uint16_t)((state >> 31) << 15 | (least + (state >> 28 & 7)) << mantissa_bits |
-                            (state >> 8 & ((1u << mantissa_bits) - 1)));
+        row[i] = lt_trial_number(&state, s->bf16);
     }
     r = row ? ops->write(&cu->be, x, row, pitch) : -ENOMEM;
     for (uint64_t done = pitch; done < bytes && r == 0; done *= 2) {
@@ -106,7 +115,6 @@ static int fill_trial(struct cuda *cu, const struct lt_shape *s)
 static int same_bits(struct cuda *cu, const struct lt_shape *s, const uint8_t *w)
 {
     static const int32_t counts[] = {1, 2, 8, 15, 16, 17, 33, 64, 65, 129, 257, 513, 1025};
-    struct cuda_lt *lt = cu->lt;
     size_t n = (size_t)s->n_rows;
     float *all = static_cast<float *>(malloc(4 * TRIAL_ROWS * n * sizeof(float)));
     float *few = all ? all + 2 * TRIAL_ROWS * n : NULL;
@@ -114,14 +122,14 @@ static int same_bits(struct cuda *cu, const struct lt_shape *s, const uint8_t *w
     int r = all ? 0 : -ENOMEM;
 
     r = r < 0 ? r : fill_trial(cu, s);
-    r = r < 0 ? r : trial(cu, s, w, lt->max_rows, all);
+    r = r < 0 ? r : trial(cu, s, w, cu->lt->max_rows, all);
     for (size_t i = 0; i <= sizeof(counts) / sizeof(counts[0]) && r == 0 && same; i++) {
-        int32_t rows = i > 0 ? counts[i - 1] : lt->max_rows; /* rows of one product first */
+        int32_t rows = i > 0 ? counts[i - 1] : cu->lt->max_rows; /* rows of one product first */
 
-        r = rows < lt->max_rows ? trial(cu, s, w, rows, few) : 0;
+        r = rows < cu->lt->max_rows ? trial(cu, s, w, rows, few) : 0;
         for (int j = 0; j < 2 * TRIAL_ROWS && r == 0 && same; j++) {
             same = memcmp(all + (size_t)(j / TRIAL_ROWS * TRIAL_ROWS) * n,
-                          (rows < lt->max_rows ? few : all) + (size_t)j * n,
+                          (rows < cu->lt->max_rows ? few : all) + (size_t)j * n,
                           n * sizeof(float)) == 0;
         }
     }
@@ -137,7 +145,7 @@ static int choose(struct cuda *cu, struct lt_shape *s, const uint8_t *w, const c
     int r = 0;
 
     *ret_why = "no algorithm";
-    if (lt_set_layouts(lt, s, lt->max_rows, s->ldy) != CUBLAS_STATUS_SUCCESS ||
+    if (lt_set_layouts(lt, s, cu->lt->max_rows, s->ldy) != CUBLAS_STATUS_SUCCESS ||
         lt_calls.MatmulAlgoGetHeuristic(lt->handle, lt->desc, lt->w[s->bf16], lt->x[s->bf16], lt->y,
                                         lt->y, lt->preference, LT_TRIES, found,
                                         &n) != CUBLAS_STATUS_SUCCESS) {
@@ -182,12 +190,13 @@ int32_t lt_slab_rows(const struct cuda *cu, enum dtype type, int32_t n_rows, int
 }
 
 /* Rows [row0, row0 + n_rows) of a weight, unless their shape is known. */
-static int add_shape(struct cuda *cu, const struct ops_weight *w, int32_t row0, int32_t n_rows)
+static int add_shape(struct cuda *cu, const struct ops_weight *w, int32_t row0, int32_t n_rows,
+                     const uint8_t *random)
 {
     struct cuda_lt *lt = cu->lt;
     bool plain = cuda_gemm_form(w->type) != GEMM_Q8;
     bool bf16 = w->type != DTYPE_F16;
-    const uint8_t *values = static_cast<const uint8_t *>(w->device);
+    const uint8_t *values = random ? random : static_cast<const uint8_t *>(w->device);
     const char *why = "an error";
     struct lt_shape *s;
     int r = 0;
@@ -201,7 +210,7 @@ static int add_shape(struct cuda *cu, const struct ops_weight *w, int32_t row0, 
     s->n_cols = w->n_cols;
     s->ldy = lt_sums_ld(w->n_rows);
     s->bf16 = bf16;
-    if (!plain) {
+    if (!plain && !random) {
         r = cuda_unpack(cu, w->type, values, row0, n_rows, w->n_cols, cu->scratch.lt_slab,
                         lt_w_pad(w->n_cols));
         values = reinterpret_cast<const uint8_t *>(cu->scratch.lt_slab);
@@ -218,23 +227,31 @@ static int add_shape(struct cuda *cu, const struct ops_weight *w, int32_t row0, 
     return r;
 }
 
-int cuda_lt_weight(struct cuda *cu, const struct ops_weight *w)
+bool lt_eligible(const struct cuda_lt *lt, const struct ops_weight *w)
 {
-    struct cuda_lt *lt = cu->lt;
-    bool plain = cuda_gemm_form(w->type) != GEMM_Q8;
-    int32_t step;
+    return w->type != DTYPE_F32 && (cuda_gemm_form(w->type) != GEMM_Q8 || lt->unpacks) &&
+           w->role == OPS_ROLE_MATMUL && ops_stack(w->n_stack) == 1;
+}
+
+int lt_add(struct cuda *cu, const struct ops_weight *w, const uint8_t *random)
+{
+    int32_t step = lt_slab_rows(cu, w->type, w->n_rows, w->n_cols);
     int r = 0;
 
-    if (!lt || w->type == DTYPE_F32 || (!plain && !lt->unpacks) || w->role != OPS_ROLE_MATMUL ||
-        lt->max_rows < 1 || w->n_rows > cu->limits.max_outputs ||
-        w->n_cols > cu->limits.max_cols) {
-        return 0;
-    }
-    step = lt_slab_rows(cu, w->type, w->n_rows, w->n_cols);
     for (int32_t row = 0; step > 0 && row < w->n_rows && r == 0; row += step) {
-        r = add_shape(cu, w, row, w->n_rows - row < step ? w->n_rows - row : step);
+        r = add_shape(cu, w, row, w->n_rows - row < step ? w->n_rows - row : step, random);
     }
     return r;
+}
+
+int cuda_lt_weight(struct cuda *cu, const struct ops_weight *w)
+{
+    const struct cuda_lt *lt = cu->lt;
+
+    return !lt || !lt_eligible(lt, w) || lt->max_rows < 1 || w->n_rows > cu->limits.max_outputs ||
+                   w->n_cols > cu->limits.max_cols
+               ? 0
+               : lt_add(cu, w, NULL);
 }
 
 #endif

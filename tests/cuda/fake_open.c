@@ -70,6 +70,7 @@ void fake_open(const char *path)
     FIND(most_bytes);
     FIND(pinned_bytes);
     FIND(mapped_bytes);
+    FIND(library_bytes);
     FIND(objects);
 #undef FIND
 }

@@ -28,6 +28,7 @@ struct fake {
     uint64_t (*most_bytes)(void);
     uint64_t (*pinned_bytes)(void);
     uint64_t (*mapped_bytes)(void);
+    uint64_t (*library_bytes)(void);
     int (*objects)(void);
 };
 

@@ -29,6 +29,7 @@ static struct {
     void (*fail)(int n, int status);
     int (*pending)(void);
     void (*refuse)(uint64_t m, uint64_t n);
+    void (*code)(uint64_t bytes);
 } lt;
 static const char *models[3]; /* BF16, F16, Q4_K */
 static struct error last;
@@ -483,6 +484,38 @@ static void refused(void)
     end(e, "k and v refused");
 }
 
+/* What the library takes for itself is gone before the plan asks what is free, and it takes nothing
+ * later: a device that has the plan's bytes beside it and no more is enough. */
+static void library_memory(int model)
+{
+    enum { CODE = 24 * MIB };
+    struct fake_device d = fake_devices[SM_90];
+    const struct plan *p;
+    struct engine *e;
+    uint64_t taken;
+    uint64_t need = 0;
+
+    for (int i = 0; i < 2; i++) {
+        start(&d);
+        lt.code(CODE);
+        e = must(model, ENGINE_PREFILL_AUTO);
+        expect(!says(e, "own tiles") && says(e, ", its code "), "%s", engine_info(e)->backend);
+        p = engine_plan_of(e);
+        taken = fake.library_bytes();
+        expect(taken >= 4 * (uint64_t)CODE, "%llu bytes are the library's",
+               (unsigned long long)taken);
+        expect(p->device_available_bytes + taken <= d.memory,
+               "the plan counts on %llu of %llu bytes, of which the library has %llu",
+               (unsigned long long)p->device_available_bytes, (unsigned long long)d.memory,
+               (unsigned long long)taken);
+        need = p->total_bytes - p->host_bytes + taken;
+        expect(ask(e, 100) == 0, "a prompt");
+        expect(fake.library_bytes() == taken, "the library takes more when a prompt is read");
+        end(e, "the library's memory");
+        d.memory = need; /* of the second round; trials fit, too */
+    }
+}
+
 static void elsewhere(void)
 {
     struct engine *e;
@@ -542,6 +575,7 @@ static void lt_open(const char *path)
     FIND(fail);
     FIND(pending);
     FIND(refuse);
+    FIND(code);
 #undef FIND
 }
 
@@ -576,6 +610,8 @@ int main(int argc, char **argv)
         planned(SM_86, 2, 4 * MIB, 512, 512 * 256);
         cards();
         slabs();
+        library_memory(0);
+        library_memory(2);
         for (size_t i = 0; i < sizeof(statuses) / sizeof(statuses[0]); i++) {
             fails_at_start(statuses[i]);
         }

@@ -314,6 +314,8 @@ struct emu_stream {
     struct emu_later *later; /* its kernels run when they are waited for */
     cudaError_t (*run)(const char *name, void (*work)(void *arg), void *arg,
                        const struct emu_range *touched, int n);
+    /* What that library takes of the device for itself, for good; NULL: not counted. */
+    cudaError_t (*take)(uint64_t bytes);
 };
 
 struct cudaDeviceProp {

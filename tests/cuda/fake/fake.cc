@@ -82,7 +82,7 @@ static struct piece pieces[MAX_PIECES];
 static struct kernel kernels[MAX_KERNELS];
 static struct copy copies[MAX_COPIES];
 static int n_calls, n_pieces, n_kernels, n_copies, n_objects;
-static uint64_t graph_held, code_held, most;
+static uint64_t graph_held, code_held, library_held, most;
 static unsigned waits; /* fake_waits() */
 static char broken[256];
 static int fail_after;
@@ -165,6 +165,11 @@ static uint64_t held(uint64_t grain, bool pinned)
 EXPORT uint64_t fake_device_bytes(uint64_t grain)
 {
     return held(grain, false) + graph_held + code_held;
+}
+
+EXPORT uint64_t fake_library_bytes(void)
+{
+    return library_held;
 }
 
 EXPORT uint64_t fake_most_bytes(void)
@@ -264,7 +269,7 @@ EXPORT void fake_start(const struct fake_device *d)
         kernels[i].shared = 0;
         kernels[i].loaded = false;
     }
-    code_held = 0;
+    code_held = library_held = 0;
     most = 0;
     n_copies = 0;
     fake_log_clear();
@@ -282,7 +287,7 @@ static cudaError_t give(void **ret, size_t bytes, bool pinned)
     if (e != cudaSuccess) {
         return e;
     }
-    if (!pinned && fake_device_bytes(1) + bytes > device.memory) {
+    if (!pinned && fake_device_bytes(1) + library_held + bytes > device.memory) {
         return ended(cudaErrorMemoryAllocation);
     }
     p = pinned ? malloc(bytes)
@@ -474,7 +479,7 @@ cudaError_t cudaMemsetAsync(void *p, int, size_t n, cudaStream_t)
 
 cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
 {
-    uint64_t n = fake_device_bytes(1);
+    uint64_t n = fake_device_bytes(1) + library_held;
 
     *ret_total = device.memory;
     *ret_free = n < device.memory ? device.memory - n : 0;
@@ -502,6 +507,15 @@ static cudaError_t run_work(const char *name, void (*)(void *), void *,
         }
     }
     return e;
+}
+
+static cudaError_t take_for_library(uint64_t bytes)
+{
+    if (fake_device_bytes(1) + library_held + bytes > device.memory) {
+        return cudaErrorMemoryAllocation;
+    }
+    library_held += bytes;
+    return cudaSuccess;
 }
 
 const char *cudaGetErrorString(cudaError_t e)
@@ -583,6 +597,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned)
     if (e == cudaSuccess) {
         *ret = static_cast<cudaStream_t>(calloc(1, sizeof(**ret)));
         (*ret)->run = run_work;
+        (*ret)->take = take_for_library;
         n_objects++;
     }
     return e;
@@ -936,7 +951,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned l
         }
     }
 
-    if (e == cudaSuccess && fake_device_bytes(1) + device.graph_bytes > device.memory) {
+    if (e == cudaSuccess &&
+        fake_device_bytes(1) + library_held + device.graph_bytes > device.memory) {
         e = ended(cudaErrorMemoryAllocation);
     }
     if (e == cudaSuccess) {

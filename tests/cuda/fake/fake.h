@@ -93,6 +93,9 @@ uint64_t fake_device_bytes(uint64_t grain);
 uint64_t fake_most_bytes(void);
 uint64_t fake_pinned_bytes(void);
 uint64_t fake_mapped_bytes(void);
+/* Device memory that another library has taken for itself since fake_start(); in no sum above, but
+ * not free. */
+uint64_t fake_library_bytes(void);
 int fake_objects(void);
 
 #ifdef __cplusplus

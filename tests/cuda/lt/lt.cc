@@ -15,7 +15,7 @@ extern "C" {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-enum { MAX_CALLS = 1 << 14, ALIGN = 16 };
+enum { MAX_CALLS = 1 << 14, MAX_ALGOS = 1 << 20, ALIGN = 16 };
 static const uint64_t MAGIC = 0x6c74616c676fu;
 
 struct cublasLtContext {
@@ -41,7 +41,8 @@ enum { A_MAGIC, A_NUMBER, A_M, A_K, A_TYPE, A_SPLIT, A_WORKSPACE };
 
 static struct fake_lt_call calls[MAX_CALLS];
 static int n_calls, n_objects, fail_after, fail_status;
-static uint64_t n_algos, few, refused_m, refused_n;
+static uint64_t n_algos, few, refused_m, refused_n, code_bytes;
+static bool loaded[MAX_ALGOS];
 static int where;
 static char broken[200];
 
@@ -112,8 +113,15 @@ EXPORT void fake_lt_refuse(uint64_t m, uint64_t n)
     refused_n = n;
 }
 
+EXPORT void fake_lt_code(uint64_t bytes)
+{
+    code_bytes = bytes;
+}
+
 EXPORT void fake_lt_start(void)
 {
+    memset(loaded, 0, sizeof(loaded));
+    fake_lt_code(0);
     broken[0] = 0;
     n_calls = 0;
     fake_lt_fail(0, 0);
@@ -398,6 +406,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
         break_rule("%zu bytes of workspace of %zu", bytes, (size_t)algo->data[A_WORKSPACE]);
     } else if ((uintptr_t)a % ALIGN || (uintptr_t)b % ALIGN || (uintptr_t)d % ALIGN || c != d) {
         break_rule("operands that are not aligned, or C that is not D");
+    }
+    if (stream->take && algo->data[A_NUMBER] < MAX_ALGOS && !loaded[algo->data[A_NUMBER]]) {
+        if (stream->take(code_bytes) != cudaSuccess) {
+            return CUBLAS_STATUS_ALLOC_FAILED;
+        }
+        loaded[algo->data[A_NUMBER]] = true;
     }
     if (n_calls == MAX_CALLS) {
         break_rule("more calls than are kept");

@@ -42,6 +42,8 @@ void fake_lt_few(uint64_t n);
 /* and of these only: 1 those that are added to what is there, 2 the first row, 3 the middle one
  * (both of three or more), 4 the last; 0: all. */
 void fake_lt_where(int where);
+/* An algorithm takes so many bytes of the device as it is first run, and keeps them. */
+void fake_lt_code(uint64_t bytes);
 /* No algorithm is taken for n columns, of results of m rows (0: any); n = 0: all are. */
 void fake_lt_refuse(uint64_t m, uint64_t n);
 
