@@ -42,6 +42,8 @@ struct ops_weight_desc {
     int32_t n_rows;      /* outputs; 1 for vectors */
     int32_t n_cols;      /* inputs: the row length */
     int32_t stack_rows;  /* of data, from one matrix to the next; 0: n_rows */
+    int32_t joins;       /* a matmul's parts are, in this order, so many weights of role matmul that
+                            were made just before it, and it; 0: not said */
     const void *data;    /* host: rows as in the file; NULL while planning */
 };
 
@@ -125,7 +127,10 @@ enum { OPS_MATMUL_MAX_PARTS = 8 };
 /* For each part: y = scale * x' W^T + bias_scale * bias, where x' = norm(x) (one norm, computed
  * once for all parts).
  * `gated`: exactly two parts, y0 = act(part 0) * part 1; y of part 1 is not written.
- * Otherwise each part's act applies to it, and `add` adds the result to what y holds (residual). */
+ * Otherwise each part's act applies to it, and `add` adds the result to what y holds (residual).
+ * `reader`: the next matmul is by this weight alone, of y of part 0, without a norm, and nothing
+ * else reads y's prefill rows. A backend may keep these in a form of its own, and leave anything in
+ * their y. */
 struct ops_matmul {
     struct ops_rows rows;
     struct ops_norm norm;
@@ -143,6 +148,7 @@ struct ops_matmul {
         float scale;      /* 0: 1 */
         float bias_scale; /* 0: 1 */
     } part[OPS_MATMUL_MAX_PARTS];
+    const struct ops_weight *reader; /* or NULL */
 };
 
 static inline float ops_factor(float scale)

@@ -73,6 +73,27 @@ int32_t forward_q_width(const struct model *m)
     return widest;
 }
 
+/* q, k and v of a row one behind the other: a product of all three writes them as one row. Where V
+ * heads are rows of their own (forward_step_v_norm) they lie apart. */
+static void place_qkv(const struct model *m, int32_t n, int32_t q, int32_t k, int32_t v,
+                      struct memory_arena *a, struct forward *f)
+{
+    struct buffer all;
+
+    if (m->arch->v_norm) {
+        place(a, &f->q, n, q);
+        place(a, &f->k, n, k);
+        place(a, &f->v, n, v);
+        return;
+    }
+    place(a, &all, n, round_ld(q) + round_ld(k) + round_ld(v));
+    f->q = f->k = f->v = all;
+    if (all.p) {
+        f->k.p = f->q.p + round_ld(q);
+        f->v.p = f->k.p + round_ld(k);
+    }
+}
+
 static void place_heads(const struct model *m, int32_t n, struct memory_arena *a, struct forward *f)
 {
     struct forward_recur_widths r = forward_recur_widths(m);
@@ -89,10 +110,8 @@ static void place_heads(const struct model *m, int32_t n, struct memory_arena *a
         att = max_i32(att, z->n_q * z->v_dim);
         narrow = m->h.wide ? max_i32(narrow, z->n_q * max_i32(z->q_dim, z->o_dim)) : 0;
     }
-    place(a, &f->q, n, max_i32(forward_q_width(m), r.q));
+    place_qkv(m, n, max_i32(forward_q_width(m), r.q), k, v, a, f);
     place(a, &f->mix, r.mix ? n : 0, r.mix);
-    place(a, &f->k, n, k);
-    place(a, &f->v, n, v);
     place(a, &f->att, n, att);
     place(a, &f->narrow, narrow ? n : 0, narrow);
 }

@@ -311,6 +311,7 @@ int forward_step_ffn_in(struct forward *f, int32_t layer)
         .x = f->cur.p,
         .ldx = f->cur.ld,
         .gated = arch->gated,
+        .reader = arch->parallel || f->m->h.layer[layer].experts ? NULL : &w[LT_DOWN],
     };
 
     if (arch->gated) {

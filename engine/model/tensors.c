@@ -601,6 +601,24 @@ const struct model_weight *tensors_listed(const struct model *m, const struct op
     return NULL;
 }
 
+/* V is a part of the matmul of q and k, up of that of the gate. */
+static void mark_joined(struct model *m)
+{
+    for (int32_t i = 0; i < m->n_list; i++) {
+        const struct ops_weight *w = m->list[i].dst;
+        const struct model_layer *l = m->layers;
+
+        while (l < m->layers + m->h.n_layers && w != &l->w[LT_V] && w != &l->w[LT_UP]) {
+            l++;
+        }
+        if (l < m->layers + m->h.n_layers && w == &l->w[LT_V]) {
+            m->list[i].desc.joins = 2;
+        } else if (l < m->layers + m->h.n_layers && l->w[LT_GATE].n_cols) {
+            m->list[i].desc.joins = 1;
+        }
+    }
+}
+
 int tensors_find(const struct model_source *source, struct model *m, struct error *reterr)
 {
     struct finder f = {.source = source, .m = m, .reterr = reterr};
@@ -630,5 +648,6 @@ int tensors_find(const struct model_source *source, struct model *m, struct erro
     for (int32_t i = 0; i < m->n_list; i++) {
         m->list[i].desc.name = m->list[i].name;
     }
+    mark_joined(m);
     return r;
 }

@@ -283,8 +283,10 @@ void cuda_lt_limits(struct cuda *cu)
         struct cuda_lt *lt = cu->lt;
 
         lt->max_rows = cu->scratch.lt_rows;
+        lt->sums = cu->scratch.lt_floats;
         if (lt->tried_rows < lt->max_rows || lt->tried_weights != cu->scratch.lt_weights) {
             lt->n_shapes = 0;
+            lt->n_asked = 0;
             lt->n_own = 0;
             lt->tried_rows = 0;
         }
@@ -302,7 +304,7 @@ void cuda_lt_describe(const struct cuda *cu, char *buf, size_t size)
     }
     if (lt && lt->n_own > 0) {
         (void)snprintf(buf, size, "prefill %s%s, own tiles for %d of %d shapes (%s)", cu->lt_text,
-                       code, lt->n_own, lt->n_shapes, lt->why);
+                       code, lt->n_own, lt->n_asked, lt->why);
     } else {
         (void)snprintf(buf, size, "prefill %s%s", cu->lt_text, code);
     }
@@ -409,9 +411,14 @@ bool cuda_lt_takes(const struct cuda *, const struct ops_weight *)
     return false;
 }
 
-int cuda_lt_products(struct cuda *cu, struct gemm *p, enum dtype type)
+bool cuda_lt_reads(const struct cuda *, const struct ops_weight *)
 {
-    return cuda_gemm_half_tiles(cu, p, type == DTYPE_BF16);
+    return false;
+}
+
+int cuda_lt_products(struct cuda *cu, struct gemm *p, const struct ops_weight *const *weights)
+{
+    return cuda_gemm_half_tiles(cu, p, weights[0]->type == DTYPE_BF16);
 }
 
 #endif

@@ -37,9 +37,11 @@ void cuda_lt_describe(const struct cuda *cu, char *buf, size_t size);
 
 /* Does it multiply prefill rows by this weight? Never, or always: rows do not decide. */
 bool cuda_lt_takes(const struct cuda *cu, const struct ops_weight *w);
-/* Prefill tokens [p->token0, p->token_end) of weights of one type, by activations in 16 bits: f16
- * or bf16 ones by cublasLt where it takes them, the others by cuda_gemm_half_tiles; quantised ones
- * only where it takes all of them, activations in bf16. */
-int cuda_lt_products(struct cuda *cu, struct gemm *p, enum dtype type);
+/* The same, by activations in bf16. */
+bool cuda_lt_reads(const struct cuda *cu, const struct ops_weight *w);
+/* Prefill tokens [p->token0, p->token_end) of the parts' weights, by activations in 16 bits: f16 or
+ * bf16 ones, of one type, by cublasLt where it takes them, the others by cuda_gemm_half_tiles;
+ * quantised ones only where it takes all of them, activations in bf16. */
+int cuda_lt_products(struct cuda *cu, struct gemm *p, const struct ops_weight *const *weights);
 
 #endif

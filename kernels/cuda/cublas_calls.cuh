@@ -49,9 +49,11 @@ extern struct lt_calls lt_calls;
 
 struct lt_shape {
     int32_t n_rows, n_cols;
-    int32_t ldy; /* of its results, from one row of activations to the next, where they may stay */
+    int32_t ldy;  /* of its results, from one row of activations to the next, where they may stay */
+    int32_t most; /* rows of activations that it was tried for */
     bool bf16;
     bool served;
+    bool joined; /* of several weights alone */
     cublasLtMatmulAlgo_t algo;
 };
 
@@ -63,10 +65,12 @@ struct cuda_lt {
     uint64_t workspace;
     bool unpacks;     /* multiplies quantised weights, too */
     int32_t max_rows; /* of one product */
+    uint64_t sums;    /* floats of sums that scratch holds */
     int32_t tried_rows;     /* that all shapes of the weights were tried for, 0: none, */
     uint64_t tried_weights; /* with slabs of so many */
     uint64_t code_bytes;    /* that the library took of the device then */
-    int32_t n_shapes, n_own;
+    int32_t n_shapes;
+    int32_t n_asked, n_own; /* shapes of weights by themselves, and those that own tiles have */
     struct lt_shape shape[LT_SHAPES];
     char why[96]; /* the last shape that has no algorithm */
 };
@@ -95,13 +99,22 @@ cublasStatus_t lt_set_layouts(struct cuda_lt *lt, const struct lt_shape *s, int3
 int lt_product(struct cuda *cu, const struct lt_shape *s, const uint8_t *w, const uint16_t *x,
                int32_t n, float *y, int64_t ldy, bool add);
 
+/* Rows of activations of one product whose results lie in scratch, so far apart; 0: not one. */
+static inline int32_t lt_most(const struct cuda_lt *lt, int32_t ld)
+{
+    uint64_t n = lt->sums / (uint64_t)ld;
+
+    return n < (uint64_t)lt->max_rows ? (int32_t)n : lt->max_rows;
+}
+
 /* cublas_choice.cu: the shape that so many rows of a weight have, or NULL. */
 struct lt_shape *lt_find(struct cuda_lt *lt, int32_t n_rows, int32_t n_cols, int32_t ldy,
                          bool bf16);
 /* Whether the library may serve a weight; its shape chosen, unless it is known, or those of its
- * slabs. By its values, or by random numbers. */
+ * slabs. By its values, or by random numbers. `joined`: it stands for several weights, which are
+ * there one by one, too. */
 bool lt_eligible(const struct cuda_lt *lt, const struct ops_weight *w);
-int lt_add(struct cuda *cu, const struct ops_weight *w, const uint8_t *random);
+int lt_add(struct cuda *cu, const struct ops_weight *w, const uint8_t *random, bool joined);
 /* The next number of a trial. */
 uint16_t lt_trial_number(uint32_t *state, bool bf16);
 /* Rows of a weight that one product takes, but for its last: all, or as many quantised ones as a

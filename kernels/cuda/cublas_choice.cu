@@ -42,7 +42,7 @@ static bool undivided(const cublasLtMatmulAlgo_t *algo)
 
 static bool takes_all(struct cuda_lt *lt, const struct lt_shape *s)
 {
-    for (int32_t n = 1; n <= lt->max_rows; n++) {
+    for (int32_t n = 1; n <= s->most; n++) {
         cublasLtMatmulHeuristicResult_t result = {};
 
         if (lt_set_layouts(lt, s, n, s->ldy) != CUBLAS_STATUS_SUCCESS ||
@@ -93,7 +93,7 @@ static int fill_trial(struct cuda *cu, const struct lt_shape *s)
 {
     const struct backend_ops *ops = cu->be.ops;
     uint64_t pitch = (uint64_t)lt_x_pad(s->n_cols) * sizeof(uint16_t);
-    uint64_t bytes = pitch * (uint64_t)cu->lt->max_rows;
+    uint64_t bytes = pitch * (uint64_t)s->most;
     uint8_t *x = reinterpret_cast<uint8_t *>(cu->scratch.xh);
     uint16_t *row = static_cast<uint16_t *>(malloc((size_t)pitch));
     uint32_t state = 1;
@@ -122,14 +122,14 @@ static int same_bits(struct cuda *cu, const struct lt_shape *s, const uint8_t *w
     int r = all ? 0 : -ENOMEM;
 
     r = r < 0 ? r : fill_trial(cu, s);
-    r = r < 0 ? r : trial(cu, s, w, cu->lt->max_rows, all);
+    r = r < 0 ? r : trial(cu, s, w, s->most, all);
     for (size_t i = 0; i <= sizeof(counts) / sizeof(counts[0]) && r == 0 && same; i++) {
-        int32_t rows = i > 0 ? counts[i - 1] : cu->lt->max_rows; /* rows of one product first */
+        int32_t rows = i > 0 ? counts[i - 1] : s->most; /* rows of one product first */
 
-        r = rows < cu->lt->max_rows ? trial(cu, s, w, rows, few) : 0;
+        r = rows < s->most ? trial(cu, s, w, rows, few) : 0;
         for (int j = 0; j < 2 * TRIAL_ROWS && r == 0 && same; j++) {
             same = memcmp(all + (size_t)(j / TRIAL_ROWS * TRIAL_ROWS) * n,
-                          (rows < cu->lt->max_rows ? few : all) + (size_t)j * n,
+                          (rows < s->most ? few : all) + (size_t)j * n,
                           n * sizeof(float)) == 0;
         }
     }
@@ -145,7 +145,7 @@ static int choose(struct cuda *cu, struct lt_shape *s, const uint8_t *w, const c
     int r = 0;
 
     *ret_why = "no algorithm";
-    if (lt_set_layouts(lt, s, cu->lt->max_rows, s->ldy) != CUBLAS_STATUS_SUCCESS ||
+    if (lt_set_layouts(lt, s, s->most, s->ldy) != CUBLAS_STATUS_SUCCESS ||
         lt_calls.MatmulAlgoGetHeuristic(lt->handle, lt->desc, lt->w[s->bf16], lt->x[s->bf16], lt->y,
                                         lt->y, lt->preference, LT_TRIES, found,
                                         &n) != CUBLAS_STATUS_SUCCESS) {
@@ -191,7 +191,7 @@ int32_t lt_slab_rows(const struct cuda *cu, enum dtype type, int32_t n_rows, int
 
 /* Rows [row0, row0 + n_rows) of a weight, unless their shape is known. */
 static int add_shape(struct cuda *cu, const struct ops_weight *w, int32_t row0, int32_t n_rows,
-                     const uint8_t *random)
+                     const uint8_t *random, bool joined)
 {
     struct cuda_lt *lt = cu->lt;
     bool plain = cuda_gemm_form(w->type) != GEMM_Q8;
@@ -201,22 +201,26 @@ static int add_shape(struct cuda *cu, const struct ops_weight *w, int32_t row0, 
     struct lt_shape *s;
     int r = 0;
 
-    if (lt_find(lt, n_rows, w->n_cols, lt_sums_ld(w->n_rows), bf16) || lt->n_shapes == LT_SHAPES) {
-        return 0;
+    s = lt_find(lt, n_rows, w->n_cols, lt_sums_ld(w->n_rows), bf16);
+    if (s ? s->served || !s->joined || joined : lt->n_shapes == LT_SHAPES) {
+        return 0; /* what fails for several weights is tried again for one */
     }
-    s = &lt->shape[lt->n_shapes++];
+    s = s ? s : &lt->shape[lt->n_shapes++];
     *s = {};
     s->n_rows = n_rows;
     s->n_cols = w->n_cols;
     s->ldy = lt_sums_ld(w->n_rows);
+    s->most = lt_most(lt, s->ldy);
     s->bf16 = bf16;
+    s->joined = joined;
     if (!plain && !random) {
         r = cuda_unpack(cu, w->type, values, row0, n_rows, w->n_cols, cu->scratch.lt_slab,
                         lt_w_pad(w->n_cols));
         values = reinterpret_cast<const uint8_t *>(cu->scratch.lt_slab);
     }
     r = r < 0 ? r : choose(cu, s, values, &why);
-    if (!s->served) {
+    lt->n_asked += !joined;
+    if (!s->served && !joined) {
         (void)snprintf(lt->why, sizeof(lt->why), "%s for %d x %d", why, n_rows, w->n_cols);
         lt->n_own++;
     }
@@ -233,13 +237,13 @@ bool lt_eligible(const struct cuda_lt *lt, const struct ops_weight *w)
            w->role == OPS_ROLE_MATMUL && ops_stack(w->n_stack) == 1;
 }
 
-int lt_add(struct cuda *cu, const struct ops_weight *w, const uint8_t *random)
+int lt_add(struct cuda *cu, const struct ops_weight *w, const uint8_t *random, bool joined)
 {
     int32_t step = lt_slab_rows(cu, w->type, w->n_rows, w->n_cols);
     int r = 0;
 
     for (int32_t row = 0; step > 0 && row < w->n_rows && r == 0; row += step) {
-        r = add_shape(cu, w, row, w->n_rows - row < step ? w->n_rows - row : step, random);
+        r = add_shape(cu, w, row, w->n_rows - row < step ? w->n_rows - row : step, random, joined);
     }
     return r;
 }
@@ -251,7 +255,7 @@ int cuda_lt_weight(struct cuda *cu, const struct ops_weight *w)
     return !lt || !lt_eligible(lt, w) || lt->max_rows < 1 || w->n_rows > cu->limits.max_outputs ||
                    w->n_cols > cu->limits.max_cols
                ? 0
-               : lt_add(cu, w, NULL);
+               : lt_add(cu, w, NULL, false);
 }
 
 #endif

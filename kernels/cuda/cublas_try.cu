@@ -4,7 +4,10 @@
  * What cublasLt takes of the device for its kernels and for itself is in no plan. It takes it when
  * an algorithm is first run, so each is run here, by weights of random numbers in memory that is
  * given back. What is free afterwards is free for the plan, and nothing is taken later. The
- * description says how much it was. */
+ * description says how much it was.
+ *
+ * Here alone shapes of several weights are tried that one product takes: q, k and v, or gate and up
+ * (ops_weight_desc.joins, cublas_products.cu). */
 
 #include "kernels/cuda/cublas_calls.cuh"
 
@@ -47,6 +50,40 @@ static struct ops_weight weight_of(const struct ops_weight_desc *d)
     return w;
 }
 
+/* A weight that stands for list[i] and those it joins, or none (no rows): values of 16 bits lie one
+ * behind the other on the device where each fills whole units of memory, those of quantised ones
+ * are unpacked so where a slab holds all of them. */
+static struct ops_weight joined_of(const struct cuda *cu,
+                                   const struct ops_weight_desc *const *list, int32_t i)
+{
+    struct ops_weight w = weight_of(list[i]);
+    bool plain = cuda_gemm_form(w.type) != GEMM_Q8;
+    int64_t n_rows = w.n_rows;
+    int32_t left = list[i]->joins;
+
+    for (int32_t k = i - 1; k >= 0 && left > 0; k--) {
+        struct ops_weight other = weight_of(list[k]);
+
+        if (other.role != OPS_ROLE_MATMUL) {
+            continue;
+        }
+        left--;
+        if (!lt_eligible(cu->lt, &other) || other.n_cols != w.n_cols ||
+            (plain ? other.type != w.type : cuda_gemm_form(other.type) != GEMM_Q8) ||
+            (plain && (int64_t)other.n_rows * lt_w_pad(other.n_cols) * 2 % CUDA_ALIGN != 0)) {
+            return {};
+        }
+        n_rows += other.n_rows;
+    }
+    if (list[i]->joins == 0 || left > 0 || !lt_eligible(cu->lt, &w) || n_rows > INT32_MAX / 2 ||
+        lt_most(cu->lt, lt_sums_ld((int32_t)n_rows)) == 0 ||
+        lt_slab_rows(cu, w.type, (int32_t)n_rows, w.n_cols) < n_rows) {
+        return {};
+    }
+    w.n_rows = (int32_t)n_rows;
+    return w;
+}
+
 /* What trials use of the scratch, and the most that a weight is multiplied of at a time. */
 struct room {
     uint64_t x, sums, work, weight;
@@ -63,13 +100,14 @@ static struct room room_for(const struct cuda *cu, const struct backend_limits *
                 sizeof(float);
     room.work = cu->lt->workspace;
     for (int32_t i = 0; i < n; i++) {
-        struct ops_weight w = weight_of(list[i]);
-        uint64_t rows = lt_eligible(cu->lt, &w)
-                            ? (uint64_t)lt_slab_rows(cu, w.type, w.n_rows, w.n_cols)
-                            : 0;
-        uint64_t bytes = rows * (uint64_t)lt_w_pad(w.n_cols) * sizeof(uint16_t);
+        for (const struct ops_weight &w : {weight_of(list[i]), joined_of(cu, list, i)}) {
+            uint64_t rows = w.n_rows > 0 && lt_eligible(cu->lt, &w)
+                                ? (uint64_t)lt_slab_rows(cu, w.type, w.n_rows, w.n_cols)
+                                : 0;
+            uint64_t bytes = rows * (uint64_t)lt_w_pad(w.n_cols) * sizeof(uint16_t);
 
-        room.weight = bytes > room.weight ? bytes : room.weight;
+            room.weight = bytes > room.weight ? bytes : room.weight;
+        }
     }
     room.weight = (room.weight + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
     room.sums = (room.sums + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
@@ -93,9 +131,14 @@ static int try_all(struct cuda *cu, const struct backend_limits *limits,
                 w.n_rows > limits->max_outputs || w.n_cols > limits->max_cols) {
                 continue;
             }
+            struct ops_weight all = joined_of(cu, list, i);
+
             r = filled ? 0 : fill_random(cu, random, random_bytes, bf16 != 0);
             filled = true;
-            r = r < 0 ? r : lt_add(cu, &w, random);
+            r = r < 0 ? r : lt_add(cu, &w, random, false);
+            if (r == 0 && all.n_rows > 0) {
+                r = lt_add(cu, &all, random, true);
+            }
         }
     }
     return r;

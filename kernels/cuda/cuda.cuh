@@ -44,7 +44,7 @@ struct cuda_scratch {
     uint8_t *xq;      /* (2, max_rows, x_pad): int8 codes in fragment order, then what they left */
     float *xd;        /* (max_rows, x_pad / 32): scale of a block */
     float *xs;        /* (max_rows, x_pad / 32): its sum */
-    uint16_t *xh;     /* (3, max_rows, x_pad): 16-bit pieces */
+    uint16_t *xh;     /* (3, max_rows, x_pad): 16-bit pieces, and rows that are passed on */
     float *xe;        /* (max_rows): factor that the f16 pieces were divided by; a norm's */
     uint8_t *row_codes; /* two rows of codes, which kernels make for the next one (codes.cuh) */
     float *part;      /* decode attention: (max_decode, heads, chunks, dim + 4) */
@@ -87,7 +87,15 @@ struct cuda_scratch {
     int32_t n_observed;
     int32_t n_selected;
     int32_t lt_rows; /* of one product by cublasLt; 0: there are none */
+    uint64_t lt_floats; /* of its sums */
     uint64_t lt_weights; /* of a slab */
+};
+
+/* Prefill rows of the matmul before, in 16 bits for the one that reads them (ops_matmul.reader). */
+struct cuda_passed {
+    const struct ops_weight *reader; /* NULL: none */
+    const float *y;     /* where they would be */
+    const uint16_t *xh; /* (max_rows, n_cols rounded up to 256) */
 };
 
 struct cuda_codes; /* codes.cuh */
@@ -123,10 +131,12 @@ struct cuda {
         uint64_t bytes;
     } mapped[CUDA_MAPPED]; /* alloc_mapped */
     uint8_t *slab;         /* weights, one after another (weights_reserve) */
-    uint64_t slab_bytes, slab_used;
+    uint64_t slab_bytes, slab_used, slab_vectors;
     int32_t slab_weights;
     bool lost;
     struct cuda_lt *lt; /* cublasLt (cublas.cu), or NULL */
+    const struct ops_weight *passing; /* of the matmul that runs: its reader takes 16 bits */
+    struct cuda_passed passed;
     char lt_text[240];
     char device_name[96];
     char cause[160]; /* of the loss */

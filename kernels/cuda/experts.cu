@@ -418,6 +418,7 @@ static int product(struct cuda *cu, const struct group *g, const struct cuda_nor
                    const struct ops_expert_part *b, int32_t act, bool multiply, float *y)
 {
     const struct ops_weight *w = a->w;
+    int32_t n = g->rows.n * g->p->n_used / shared_by;
     struct experts_product p = {};
     int r;
 
@@ -434,8 +435,7 @@ static int product(struct cuda *cu, const struct group *g, const struct cuda_nor
     p.n_tiles = g->n_tiles;
     p.shared_by = shared_by;
     p.multiply = multiply;
-    r = cuda_gemm_prepare(cu, norm, x, ldx, g->rows.n * g->p->n_used / shared_by, 0,
-                          cuda_gemm_form(w->type), false, &p.g);
+    r = cuda_gemm_prepare(cu, norm, x, ldx, n, 0, n, cuda_gemm_form(w->type), false, &p.g);
     return r < 0 ? r : cuda_experts_product(cu, &p, w->type, g->wide);
 }
 

@@ -34,7 +34,7 @@ struct gemm {
     const uint8_t *xq;  /* (2, max_rows, pad) */
     const float *xd;    /* (n, pad / 32) */
     const float *xs;
-    const uint16_t *xh; /* (3, max_rows, pad): pieces, two in use */
+    const uint16_t *xh; /* (2, max_rows, pad): pieces; of prefill rows there is one */
     const float *xe;    /* (n): factors of sums; of codes NULL: 1, or what `squares` give */
     const float *squares; /* of codes that the kernel ahead made of a normed row (codes.cuh) */
     float eps;            /* that norm's */
@@ -100,12 +100,19 @@ CUDA_INLINE float gemm_finish(const struct gemm *p, int part, int32_t row, int32
     return v;
 }
 
+CUDA_INLINE float gemm_gated(const struct gemm *p, int32_t row, float gate, float up)
+{
+    const struct gemm_part *to = &p->part[0];
+
+    return gemm_act(to->act, gemm_biased(to, row, gate)) *
+           gemm_up(to->act, gemm_biased(&p->part[1], row, up));
+}
+
 CUDA_INLINE float gemm_finish_gated(const struct gemm *p, int32_t row, int32_t token, float gate,
                                     float up)
 {
     const struct gemm_part *to = &p->part[0];
-    float v = gemm_act(to->act, gemm_biased(to, row, gate)) *
-              gemm_up(to->act, gemm_biased(&p->part[1], row, up));
+    float v = gemm_gated(p, row, gate, up);
 
     to->y[(size_t)token * to->ldy + row] = v;
     return v;
@@ -306,12 +313,13 @@ static inline int32_t cuda_prepared_rows(const struct backend_limits *l)
 
 /* matmul.cu: where activations of so many columns are prepared; n rows of x, normed, written there
  * in the form that kernels of a weight's type read. `exact`: what 8 bits left, too. Of the first
- * n_apart rows in 8 bits a norm's factor is apart, in xe (codes.cuh); other rows' is 1. */
+ * n_apart rows in 8 bits a norm's factor is apart, in xe (codes.cuh); other rows' is 1. In 16 bits
+ * the first n_pieces rows have two pieces, the others the first alone. */
 enum gemm_form cuda_gemm_form(enum dtype type);
 void cuda_gemm_begin(const struct cuda *cu, int32_t n_cols, struct gemm *g);
 int32_t cuda_gemm_pitch(enum dtype type, int32_t n_cols);
 int cuda_gemm_prepare(struct cuda *cu, const struct cuda_norm *norm, const float *x, int32_t ldx,
-                      int32_t n, int32_t n_apart, enum gemm_form form, bool exact,
+                      int32_t n, int32_t n_apart, int32_t n_pieces, enum gemm_form form, bool exact,
                       const struct gemm *g);
 
 int cuda_gemm_f32(struct cuda *cu, struct gemm *p);

@@ -19,7 +19,11 @@
  * Two pieces keep 22 bits in f16 and 16 in bf16 (a value is off by 2^-18 of itself at most), and
  * the weights stream by once. Prefill rows use one: there arithmetic is the limit, and a 16-bit
  * weight meets a 16-bit activation (docs/design/cuda.md). So do quantised weights that cublasLt
- * multiplies as bf16. A row with NaN or infinity gives NaN. */
+ * multiplies as bf16. A row with NaN or infinity gives NaN.
+ *
+ * What gate and up of prefill rows give comes in bf16 from lt_pass (cublas_products.cu), to the
+ * same bits, where the matmul says who reads it (ops_matmul.reader). Then those rows are not
+ * prepared. */
 
 #include <cerrno>
 
@@ -41,6 +45,7 @@ struct prep {
     uint64_t piece;
     int32_t ldx, n_cols, pad;
     int32_t n_apart; /* rows whose norm's factor is apart, in xe */
+    int32_t n_pieces; /* rows that have two of 16 bits */
     int32_t slice;   /* columns of a block, a multiple of 256 */
     int32_t form;    /* enum gemm_form */
     bool exact;
@@ -122,7 +127,9 @@ CUDA_INLINE void prep_half(const struct prep *p, const float *x, struct row_norm
         float v = c < p->n_cols ? row_normed(&p->norm, r, x[c], c) * scale : 0.0f;
         uint16_t *to = p->xh + token * p->pad + c;
 
-        if (bf16) {
+        if ((int32_t)blockIdx.x >= p->n_pieces) {
+            *to = bf16 ? half_piece<true>(v) : half_piece<false>(v);
+        } else if (bf16) {
             half_pieces<true>(v, to, p->piece);
         } else {
             half_pieces<false>(v, to, p->piece);
@@ -213,7 +220,7 @@ static bool is_apart(const struct cuda_norm *norm, int32_t n_cols)
 }
 
 int cuda_gemm_prepare(struct cuda *cu, const struct cuda_norm *norm, const float *x, int32_t ldx,
-                      int32_t n, int32_t n_apart, enum gemm_form form, bool exact,
+                      int32_t n, int32_t n_apart, int32_t n_pieces, enum gemm_form form, bool exact,
                       const struct gemm *g)
 {
     const struct cuda_scratch *s = &cu->scratch;
@@ -234,6 +241,7 @@ int cuda_gemm_prepare(struct cuda *cu, const struct cuda_norm *norm, const float
     prep.form = form;
     prep.exact = exact;
     prep.n_apart = is_apart(&prep.norm, g->n_cols) ? n_apart : 0;
+    prep.n_pieces = n_pieces;
     prep.slice = slice_of(cu, n, g->pad);
     CUDA_LAUNCH_EARLY(cu, dim3((unsigned)n, cuda_div_up((uint64_t)g->pad, (uint64_t)prep.slice)),
                       dim3(PREP_THREADS), 0, prepare_rows, prep);
@@ -286,11 +294,13 @@ static bool made_ahead(struct cuda *cu, const struct ops_matmul *p, const struct
     return true;
 }
 
-static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form form, struct gemm *g)
+/* `n`: rows that are prepared, but for those that were passed. */
+static int prepare(struct cuda *cu, const struct ops_matmul *p, int32_t n, enum gemm_form form,
+                   struct gemm *g)
 {
     const struct cuda_scratch *s = &cu->scratch;
     struct cuda_norm norm = cuda_norm_of(&p->norm);
-    bool exact = false;
+    bool exact = false; /* the head: all rows by the kernels of decode rows */
 
     for (int i = 0; i < p->n_parts; i++) {
         exact = exact || p->part[i].w->role == OPS_ROLE_EMBED;
@@ -303,11 +313,14 @@ static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form f
     g->xs = s->xs;
     g->xe = s->xe;
     g->squares = NULL;
-    return cuda_gemm_prepare(cu, &norm, p->x, p->ldx, p->rows.n, p->rows.n_decode, form, exact, g);
+    return n == 0 ? 0
+                  : cuda_gemm_prepare(cu, &norm, p->x, p->ldx, n, p->rows.n_decode,
+                                      exact ? n : p->rows.n_decode, form, exact, g);
 }
 
-/* Quantised weights that cublasLt takes: codes of the decode rows, bf16 for the others. */
-static int prepare_lt(struct cuda *cu, const struct ops_matmul *p, struct gemm *g)
+/* Quantised weights that cublasLt takes: codes of the decode rows, bf16 for the others, if they are
+ * among the n. */
+static int prepare_lt(struct cuda *cu, const struct ops_matmul *p, int32_t n, struct gemm *g)
 {
     const struct cuda_scratch *s = &cu->scratch;
     struct cuda_norm norm = cuda_norm_of(&p->norm);
@@ -320,17 +333,19 @@ static int prepare_lt(struct cuda *cu, const struct ops_matmul *p, struct gemm *
     g->xe = s->xe;
     g->squares = NULL;
     if (n_decode > 0) {
-        r = cuda_gemm_prepare(cu, &norm, p->x, p->ldx, n_decode, n_decode, GEMM_Q8, false, g);
+        r = cuda_gemm_prepare(cu, &norm, p->x, p->ldx, n_decode, n_decode, 0, GEMM_Q8, false, g);
     }
-    return r < 0 ? r
-                 : cuda_gemm_prepare(cu, &norm, p->x, p->ldx, p->rows.n, 0, GEMM_BF16, false, g);
+    return r < 0 || n == n_decode
+               ? r
+               : cuda_gemm_prepare(cu, &norm, p->x, p->ldx, n, 0, 0, GEMM_BF16, false, g);
 }
 
-/* Tokens [g->token0, g->token_end) of parts of one type; `lt`: quantised, and cublasLt takes them.
- */
-static int run(struct cuda *cu, struct gemm *g, const struct ops_weight *w, bool decode, bool lt,
-               const struct cuda_store *store)
+/* Tokens [g->token0, g->token_end) of parts of one type; `lt`: quantised, of any type each, and
+ * cublasLt takes them. */
+static int run(struct cuda *cu, struct gemm *g, const struct ops_weight *const *weights,
+               bool decode, bool lt, const struct cuda_store *store)
 {
+    const struct ops_weight *w = weights[0];
     bool head = w->role == OPS_ROLE_EMBED;
 
     if (g->token0 == g->token_end) {
@@ -346,15 +361,15 @@ static int run(struct cuda *cu, struct gemm *g, const struct ops_weight *w, bool
         return cuda_gemm_f32(cu, g);
     case GEMM_Q8:
         return decode || head ? cuda_gemm_q_stream(cu, g, w->type, head)
-               : lt           ? cuda_lt_products(cu, g, w->type)
+               : lt           ? cuda_lt_products(cu, g, weights)
                               : cuda_gemm_q_tiles(cu, g, w->type);
     default:
         return decode || head ? cuda_gemm_half_stream(cu, g, w->type == DTYPE_BF16)
-                              : cuda_lt_products(cu, g, w->type);
+                              : cuda_lt_products(cu, g, weights);
     }
 }
 
-/* Parts [first, end) have one type and role. */
+/* Parts [first, end). */
 static void take_parts(const struct ops_matmul *p, int first, int end, struct gemm *g)
 {
     g->n_parts = end - first;
@@ -411,19 +426,45 @@ static int run_raw(struct cuda *cu, const struct ops_matmul *p, int first, int e
     return cuda_gemm_half_raw(cu, &g);
 }
 
-static int run_parts(struct cuda *cu, const struct ops_matmul *p, int first, int end, bool lt,
-                     struct gemm *g, const struct cuda_store *store)
+/* The end of the parts from `first` on that have its type and role. */
+static int same_until(const struct ops_matmul *p, int first, int end)
 {
-    int r;
+    int i = first + 1;
 
-    take_parts(p, first, end, g);
-    g->token0 = 0;
-    g->token_end = p->rows.n_decode;
-    r = run(cu, g, p->part[first].w, true, lt, store);
+    while (i < end && p->part[i].w->type == p->part[first].w->type &&
+           p->part[i].w->role == p->part[first].w->role) {
+        i++;
+    }
+    return i;
+}
+
+static int run_parts(struct cuda *cu, const struct ops_matmul *p, int first, int end, bool lt,
+                     const struct cuda_passed *passed, struct gemm *g,
+                     const struct cuda_store *store)
+{
+    const struct ops_weight *weights[OPS_MATMUL_MAX_PARTS];
+    const uint16_t *xh = g->xh;
+    int r = 0;
+
+    for (int i = first; i < end; i++) {
+        weights[i] = p->part[i].w;
+    }
+    for (int at = first; at < end && r == 0;) {
+        int to = same_until(p, at, end);
+
+        take_parts(p, at, to, g);
+        g->token0 = 0;
+        g->token_end = p->rows.n_decode;
+        r = run(cu, g, &weights[at], true, lt, store);
+        at = to;
+    }
     if (r == 0) {
+        take_parts(p, first, end, g);
         g->token0 = p->rows.n_decode;
         g->token_end = p->rows.n;
-        r = run(cu, g, p->part[first].w, false, lt, NULL);
+        g->xh = passed ? passed->xh : xh;
+        r = run(cu, g, &weights[first], false, lt, NULL);
+        g->xh = xh;
     }
     return r;
 }
@@ -460,14 +501,26 @@ static bool by_lt(const struct cuda *cu, const struct ops_matmul *p, int first, 
     return all;
 }
 
+/* Does this matmul read what the one before passed? Another one comes behind it only where a step
+ * has failed in between. */
+static bool reads(const struct ops_matmul *p, const struct cuda_passed *passed)
+{
+    return passed->reader && p->n_parts == 1 && p->part[0].w == passed->reader &&
+           p->x == passed->y && !p->norm.w;
+}
+
 /* `store`: what the parts write are heads, which the products store; or NULL. */
 static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_store *store)
 {
     int32_t kind = store ? store->first : 0; /* of part 0 */
+    struct cuda_passed last = cu->passed;
+    const struct cuda_passed *passed = reads(p, &last) ? &last : NULL;
+    int32_t n = passed ? p->rows.n_decode : p->rows.n; /* rows that are prepared */
     struct gemm g;
     int prepared = -1;
     int r = 0;
 
+    cu->passed = {};
     if (!valid(cu, p)) {
         return -EINVAL;
     }
@@ -476,12 +529,8 @@ static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_sto
     g.add = p->add;
     for (int first = 0; first < p->n_parts && p->rows.n > 0 && r == 0;) {
         const struct ops_weight *w = p->part[first].w;
-        int end = first + 1;
+        int end = same_until(p, first, p->n_parts);
 
-        while (end < p->n_parts && p->part[end].w->type == w->type &&
-               p->part[end].w->role == w->role) {
-            end++;
-        }
         g.pitch = cuda_gemm_pitch(w->type, g.n_cols);
         if (store) {
             store->first = kind + first;
@@ -499,12 +548,15 @@ static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_sto
         bool lt = by_lt(cu, p, first, end);
         int form = lt ? PREPARED_LT : (int)cuda_gemm_form(w->type);
 
+        while (lt && !p->gated && end < p->n_parts && by_lt(cu, p, end, end + 1)) {
+            end++; /* unpacked, types are the same */
+        }
         if (prepared != form) {
             prepared = form;
-            r = lt ? prepare_lt(cu, p, &g) : prepare(cu, p, cuda_gemm_form(w->type), &g);
+            r = lt ? prepare_lt(cu, p, n, &g) : prepare(cu, p, n, cuda_gemm_form(w->type), &g);
         }
         if (r == 0) {
-            r = run_parts(cu, p, first, end, lt, &g, store);
+            r = run_parts(cu, p, first, end, lt, passed, &g, store);
         }
         first = end;
     }
@@ -513,7 +565,13 @@ static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_sto
 
 int cuda_matmul(struct backend *be, const struct ops_matmul *p)
 {
-    return multiply(cuda_of(be), p, NULL);
+    struct cuda *cu = cuda_of(be);
+    int r;
+
+    cu->passing = p->reader && cuda_lt_reads(cu, p->reader) ? p->reader : NULL;
+    r = multiply(cu, p, NULL);
+    cu->passing = NULL;
+    return r;
 }
 
 /* ---- q, k and v, and their store ------------------------------------------------------------ */

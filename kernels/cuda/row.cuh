@@ -94,6 +94,12 @@ CUDA_INLINE float half_scale(float top)
 /* A decode row's value as a sum of so many of 16 bits: 22 bits in f16, 16 in bf16. */
 enum { HALF_PIECES = 2 };
 
+/* v's first piece. */
+template <bool BF16> CUDA_INLINE uint16_t half_piece(float v)
+{
+    return BF16 ? bf16_of_f32(v) : f16_of_f32(v);
+}
+
 /* v's pieces, `apart` elements apart. */
 template <bool BF16> CUDA_INLINE void half_pieces(float v, uint16_t *to, uint64_t apart)
 {

@@ -100,8 +100,9 @@ uint64_t cuda_scratch(const struct backend_limits *l, struct cuda_lt_use lt, uin
     take(&t, selected * heads, &ret->near);
     take(&t, (heads + 1) * slots, &ret->order);
     take(&t, heads + 1, &ret->flag);
-    take(&t, lt_rows > 0 ? (lt_rows + 1) * cuda_round_up(at_least_one(l->max_outputs), 16) : 0,
-         &ret->lt_sums);
+    ret->lt_floats =
+        lt_rows > 0 ? (lt_rows + 1) * cuda_round_up(at_least_one(l->max_outputs), 16) : 0;
+    take(&t, ret->lt_floats, &ret->lt_sums);
     take(&t, lt.work, &ret->lt_work);
     take(&t, lt_weights, &ret->lt_slab);
     take(&t, entries * (uint64_t)(l->max_experts + 1), &ret->router);

@@ -221,18 +221,26 @@ int cuda_weights_reserve(struct backend *be, uint64_t bytes, struct error *reter
         be->ops->free(be, cu->slab, cu->slab_bytes);
         cu->slab = static_cast<uint8_t *>(p);
         cu->slab_bytes = bytes;
-        cu->slab_used = 0;
+        cu->slab_used = cu->slab_vectors = 0;
     }
     return r;
 }
 
-static int take(struct cuda *cu, uint64_t bytes, const char *name, void **ret, struct error *reterr)
+/* Matrices from the slab's begin, vectors from its end: so no bias lies between weights that one
+ * product takes (cublas_products.cu). */
+static int take(struct cuda *cu, uint64_t bytes, bool vector, const char *name, void **ret,
+                struct error *reterr)
 {
-    if (cu->slab_bytes - cu->slab_used < bytes) {
+    if (cu->slab_bytes - cu->slab_used - cu->slab_vectors < bytes) {
         return cu->be.ops->alloc(&cu->be, bytes, name, ret, reterr);
     }
-    *ret = cu->slab + cu->slab_used;
-    cu->slab_used += bytes;
+    if (vector) {
+        cu->slab_vectors += bytes;
+        *ret = cu->slab + (cu->slab_bytes - cu->slab_vectors);
+    } else {
+        *ret = cu->slab + cu->slab_used;
+        cu->slab_used += bytes;
+    }
     cu->slab_weights++;
     return 0;
 }
@@ -248,7 +256,7 @@ static void give(struct cuda *cu, void *device, uint64_t bytes)
     if (--cu->slab_weights == 0) {
         cu->be.ops->free(&cu->be, cu->slab, cu->slab_bytes);
         cu->slab = NULL;
-        cu->slab_bytes = cu->slab_used = 0;
+        cu->slab_bytes = cu->slab_used = cu->slab_vectors = 0;
     }
 }
 
@@ -339,7 +347,7 @@ int cuda_weight_create(struct backend *be, const struct ops_weight_desc *d, stru
 {
     uint64_t bytes = cuda_weight_bytes(NULL, d);
     void *device = NULL;
-    int r = take(cuda_of(be), bytes, d->name, &device, reterr);
+    int r = take(cuda_of(be), bytes, d->role == OPS_ROLE_VECTOR, d->name, &device, reterr);
 
     if (r < 0) {
         return r;

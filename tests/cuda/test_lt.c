@@ -19,6 +19,8 @@
 
 enum { GRAIN = 2 << 20, N_NEW = 3, MAX_PROMPT = 200, MIB = 1 << 20 };
 static const int layers_of[3] = {5, 5, 3}; /* of each model */
+/* Of a layer: q, k and v are one; gate and up, where the slab holds both or needs none. */
+static const int products_of[3] = {4, 4, 5};
 
 static struct {
     void (*start)(void);
@@ -165,7 +167,7 @@ static void all_rows(int device, int model, size_t workspace)
             expect(f[k].kind != FAKE_ALLOC, "memory is taken while a prompt is read");
         }
         c = lt.log(&n);
-        expect(n == 7 * layers_of[model] && seen(c, n, (uint64_t)prompts[i]) == n,
+        expect(n == products_of[model] * layers_of[model] && seen(c, n, (uint64_t)prompts[i]) == n,
                "a prompt of %d: %d products", prompts[i], n);
         pinned(c, n, workspace, model != 1);
     }
@@ -175,7 +177,7 @@ static void all_rows(int device, int model, size_t workspace)
 /* The algorithms of a prompt are those of another, of any length. */
 static void same_for_all(void)
 {
-    enum { N = 7 * 5 };
+    enum { N = 4 * 5 };
     static struct fake_lt_call first[N];
     struct engine *e;
     const struct fake_lt_call *c;
@@ -229,20 +231,18 @@ static void layer(int model, const char *const *want, int n_want)
 static void layers(void)
 {
     static const char *const bf16[] = {
-        "prepare_rows",   "cublasLtMatmul", "cublasLtMatmul", "cublasLtMatmul", "rope_store",
-        "prefill_mma",    "prepare_rows",   "cublasLtMatmul", "prepare_rows",   "cublasLtMatmul",
-        "cublasLtMatmul", "lt_finish",      "prepare_rows",   "cublasLtMatmul"};
+        "prepare_rows",   "cublasLtMatmul", "rope_store",     "prefill_mma", "prepare_rows",
+        "cublasLtMatmul", "prepare_rows",   "cublasLtMatmul", "lt_pass",     "cublasLtMatmul"};
     static const char *const f16[] = {
-        "prepare_rows",   "cublasLtMatmul", "lt_finish",      "cublasLtMatmul", "lt_finish",
-        "cublasLtMatmul", "lt_finish",      "rope_store",     "prefill_mma",    "prepare_rows",
-        "cublasLtMatmul", "lt_finish",      "prepare_rows",   "cublasLtMatmul", "cublasLtMatmul",
+        "prepare_rows",   "cublasLtMatmul", "lt_finish",      "lt_finish",
+        "lt_finish",      "rope_store",     "prefill_mma",    "prepare_rows",
+        "cublasLtMatmul", "lt_finish",      "prepare_rows",   "cublasLtMatmul",
         "lt_finish",      "prepare_rows",   "cublasLtMatmul", "lt_finish"};
     static const char *const blocks[] = {
-        "prepare_rows",  "unpack_q",       "cublasLtMatmul", "unpack_q",      "cublasLtMatmul",
-        "unpack_q",      "cublasLtMatmul", "rope_store",     "prefill_wgmma", "prepare_rows",
-        "unpack_q",      "cublasLtMatmul", "prepare_rows",   "unpack_q",      "cublasLtMatmul",
-        "unpack_q",      "cublasLtMatmul", "lt_finish",      "prepare_rows",  "unpack_q",
-        "cublasLtMatmul"};
+        "prepare_rows", "unpack_q",      "unpack_q",       "unpack_q", "cublasLtMatmul",
+        "rope_store",   "prefill_wgmma", "prepare_rows",   "unpack_q", "cublasLtMatmul",
+        "prepare_rows", "unpack_q",      "cublasLtMatmul", "unpack_q", "cublasLtMatmul",
+        "lt_pass",      "unpack_q",      "cublasLtMatmul"};
 
     layer(0, bf16, sizeof(bf16) / sizeof(bf16[0]));
     layer(1, f16, sizeof(f16) / sizeof(f16[0]));
@@ -294,7 +294,7 @@ static void cards(void)
         lt.log_clear();
         expect(ask(e, 40) == 0, "a prompt");
         (void)lt.log(&n);
-        expect(n == (fast ? 7 * layers_of[2] : 0), "%d products", n);
+        expect(n == (fast ? products_of[2] * layers_of[2] : 0), "%d products", n);
         end(e, "auto");
         start(&fake_devices[devices[i]]);
         e = must(2, ENGINE_PREFILL_CUBLAS);
@@ -375,6 +375,7 @@ static void fails_at_start(int status)
 
     for (int n = 1; !pending && n < 1 << 20; n += n < 120 ? 1 : n / 3) {
         struct engine *e;
+        int n_products;
 
         start(&fake_devices[SM_90]);
         lt.fail(n, status);
@@ -392,8 +393,11 @@ static void fails_at_start(int status)
         }
         n_all += says(e, "prefill own tiles (");
         n_some += says(e, "own tiles for 1 of ");
-        expect(pending || says(e, "own tiles"), "call %d: %s", n, engine_info(e)->backend);
+        lt.log_clear();
         expect(ask(e, 40) == 0, "call %d: a prompt: %s", n, last.text);
+        (void)lt.log(&n_products); /* more, where the shape is that of several weights */
+        expect(pending || says(e, "own tiles") || n_products > products_of[0] * layers_of[0],
+               "call %d: %s, %d products", n, engine_info(e)->backend, n_products);
         end(e, "a call of cublasLt fails at the start");
     }
     expect(pending && n_all > 3 && n_some > 10 && n_refused > 3,
@@ -468,20 +472,31 @@ static void refused(void)
     end(e, "refused");
 
     start(&fake_devices[SM_90]);
-    lt.refuse(32, 1); /* k and v */
+    lt.refuse(64,
+              1); /* output and down projection; q, too, but that is a part of one with k and v */
     e = must(0, ENGINE_PREFILL_AUTO);
-    expect(says(e, "own tiles for 1 of 4 shapes"), "%s", engine_info(e)->backend);
+    expect(says(e, "own tiles for 2 of 4 shapes"), "%s", engine_info(e)->backend);
     lt.log_clear();
     fake.log_clear();
     expect(ask(e, 40) == 0, "a prompt");
     (void)lt.log(&n);
-    expect(n == 5 * layers_of[0], "%d products by cublasLt", n);
+    expect(n == 2 * layers_of[0], "%d products by cublasLt", n);
     f = fake.log(&n);
     for (int i = 0; i < n; i++) {
         n_tiles += named(&f[i], "tiles_half");
     }
-    expect(n_tiles == layers_of[0], "%d products by own tiles", n_tiles);
-    end(e, "k and v refused");
+    expect(n_tiles == 2 * layers_of[0], "%d products by own tiles", n_tiles);
+    end(e, "projections refused");
+
+    start(&fake_devices[SM_90]);
+    lt.refuse(128, 1); /* q, k and v as one: then they are three */
+    e = must(0, ENGINE_PREFILL_AUTO);
+    expect(!says(e, "own tiles"), "%s", engine_info(e)->backend);
+    lt.log_clear();
+    expect(ask(e, 40) == 0, "a prompt");
+    (void)lt.log(&n);
+    expect(n == 6 * layers_of[0], "%d products by cublasLt", n);
+    end(e, "q, k and v refused as one");
 }
 
 /* What the library takes for itself is gone before the plan asks what is free, and it takes nothing
