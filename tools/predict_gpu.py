@@ -35,8 +35,10 @@ TOKEN = 4.54      # us of a greedy token of 128,256 logits
 PROMPT = 860.0    # us of a prompt beside its kernels: 8B of 4 and of 32 layers, 512 tokens
 # Supposed.
 ORIN_REACH, LATE = 0.85, 1.2  # of memory's rate; us more of a kernel that cannot begin early
+L2 = 50e6         # bytes of an H200's: activations of a chunk stay there, those of a step of 2,048 rows do not
 # Counted.
 CHUNK, SLOTS = 512, 221  # tokens of a prompt that went at once when it was measured; slots in the middle of what a bench draws at 128
+STEP = 2048       # tokens of a prompt that go at once now
 LAYER_KERNELS, STEP_KERNELS, CUT_KERNELS = 6, 3, 2  # of a decode layer; embedding, gather, head; attention and join
 
 Device = namedtuple("Device", "read issue matrix sms kernel alone tile prompt_kernels")
@@ -58,8 +60,8 @@ def device(read, sms, ghz, matrix, late, tile, prompt_kernels):
     return Device(read * 1e6, issue, matrix * 1e6 * MATRIX_REACH, sms, kernel, alone, tile, prompt_kernels)
 
 
-H200 = device(READ, 132, 1.75, 989.4, 0, (128, 256), 13)
-DEVICES = {"H100": device(3.35 * READ_REACH, 132, 1.75, 989.4, 0, (128, 256), 13), "H200": H200,
+H200 = device(READ, 132, 1.75, 989.4, 0, (128, 256), 14)
+DEVICES = {"H100": device(3.35 * READ_REACH, 132, 1.75, 989.4, 0, (128, 256), 14), "H200": H200,
            "Orin": device(0.2048 * ORIN_REACH, 16, 1.3, 42.5, LATE, (128, 64), 10)}
 
 
@@ -104,11 +106,12 @@ def attention(d, cache, slots):
     return {**longest(d, *(slots * 8 * each for each in CACHE[cache])), "kernels": CUT_KERNELS * d.alone}
 
 
-def product(d, rows, n, k):
-    """us: tiles in whole waves, halved while a chunk's are fewer than two fifths of the multiprocessors. That is supposed:
-    by rows 512 x 4096 the library takes whole tiles for 48 % of them, and prompts are as quick as if k and v had smaller."""
+def product(d, rows, n, k, most=CHUNK):
+    """us: tiles in whole waves, halved while those of the most rows are fewer than two fifths of the multiprocessors. That
+    is supposed: by rows 512 x 4096 the library takes whole tiles for 48 % of them, and prompts are as quick as if k and v
+    had smaller."""
     height, width = d.tile
-    while math.ceil(CHUNK / height) * math.ceil(n / width) < 0.4 * d.sms:
+    while math.ceil(most / height) * math.ceil(n / width) < 0.4 * d.sms:
         width //= 2
     waves = math.ceil(math.ceil(rows / height) * math.ceil(n / width) / d.sms)
     return max(waves * 2 * height * width * k / (d.matrix / d.sms), 2 * n * k / (d.read * PRODUCT))
@@ -117,6 +120,32 @@ def product(d, rows, n, k):
 def prompt_ops(m, tokens):
     """Of the layers' products, and of attention to the tokens before."""
     return 2 * tokens * m.layers * sum(n * k for n, k in products(m)), 2 * tokens**2 * m.layers * m.heads * m.head_dim
+
+
+def joined(m):
+    """The same with q, k and v as one and gate and up as one."""
+    q, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
+    return [(q + 2 * kv, m.dim), (m.dim, q), (2 * m.ff, m.dim), (m.dim, m.ff)]
+
+
+def between(m, passed):
+    """Bytes a row and layer of the kernels between a prompt's products: three preparations, RoPE and store, the end of gate
+    and up, and before they were passed on in bf16 their preparation; second pieces of prepared rows until then, too."""
+    q, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
+    store = 4 * (q + 2 * kv) + 4 * q + 2 * 2 * kv
+    return store + (6 * (2 * m.dim + q) + 10 * m.ff if passed else 8 * (2 * m.dim + q) + (12 + 8) * m.ff)
+
+
+def step(d, m, tokens, as_one):
+    """A prompt in steps of STEP rows: q, k, v, gate and up apart and all operands prepared; or as one and passed on."""
+    steps = [min(STEP, tokens - at) for at in range(0, tokens, STEP)]
+    parts = joined(m) if as_one else products(m)
+    kernels = d.prompt_kernels - (4 if as_one else 0)
+    read = sum(m.layers * rows * between(m, as_one) for rows in steps if rows * m.ff * 4 > L2)
+    return {"tiles": sum(m.layers * product(d, rows, n, k, STEP) for rows in steps for n, k in parts),
+            "between": read / (d.read * COPY), "kernels": (len(steps) * m.layers * kernels + STEP_KERNELS) * d.kernel,
+            "attention": prompt_ops(m, tokens)[1] / (d.matrix * ATTENTION_REACH),
+            "head": m.vocab * m.dim * 2 / (d.read * PRODUCT), "prompt": PROMPT}
 
 
 def prompt(d, m, tokens):
@@ -146,12 +175,14 @@ def attention_us(cache, slots):
 def row(name, predict, seen, say, full=None, aim="", kernels=0, kernel=0.0):
     """predict(device): {what: us}. full(device): us of a share of 100 %. kernels of `kernel` us each: what may one cost?"""
     def cell(d, us):
+        if seen is None and d.prompt_kernels != H200.prompt_kernels:
+            return ""  # Orin: own tiles take q, k and v in one launch anyway
         return say(us) + (f", {100 * full(d) / us:.0f} %" if full else "")
     parts, us = predict(H200), sum(predict(H200).values())
     allowed = f"{kernel - (us - 100 * full(H200) / int(aim)) / kernels:.1f}" if kernels and aim else ""
     return [name, ", ".join(f"{what} {100 * part / us:.0f}" for what, part in parts.items() if part >= 0.03 * us),
             *(cell(d, sum(predict(d).values())) for d in DEVICES.values()), aim + " %" * aim.isdigit(), allowed,
-            cell(H200, seen), f"{100 * (us / seen - 1):+.0f} %"]
+            *([cell(H200, seen), f"{100 * (us / seen - 1):+.0f} %"] if seen else [])]
 
 
 def decode_row(name, model, m, weights, aim=""):
@@ -180,6 +211,12 @@ def prompt_row(name, model, m, tokens, aim=""):
                (lambda d: sum(prompt_ops(m, tokens)) / d.matrix) if tokens >= CHUNK else None, aim)
 
 
+def step_row(name, m, tokens, as_one):
+    return row(f"{name} BF16, {tokens:,} tokens, {'as one' if as_one else 'apart'}", lambda d: step(d, m, tokens, as_one),
+               None, lambda us: f"{us / 1e3:.1f} ms",
+               (lambda d: sum(prompt_ops(m, tokens)) / d.matrix) if tokens >= CHUNK else None)
+
+
 def product_row(name, n, k, rows):
     """One of 8B, with the kernel that prepares its activations."""
     seen, = measured("kernels", "us", 26, figure=f"prefill BF16 8B {name} ({n} x {k}), {rows} rows")
@@ -195,7 +232,9 @@ def table():
             ["*attention alone*"], attention_row("bf16", 65536, "88"), attention_row("fp8", 65536, "82"), slope_row("0.53"),
             attention_row("bf16", 8192), attention_row("fp8", 8192), attention_row("kv4", 65536),
             ["*prompts*"], prompt_row("8B", big, M8B, 2048, "70"), prompt_row("1B", one, M1B, 16, "2 ms"),
-            prompt_row("0.6B", small, M06B, 512), ["*products of prompts alone*"],
+            prompt_row("0.6B", small, M06B, 512), ["*prompts in steps of 2,048 rows*"],
+            *(step_row(name, m, tokens, as_one) for name, m, tokens in (("8B", M8B, 2048), ("8B", M8B, 128), ("1B", M1B, 16))
+              for as_one in (False, True)), ["*products of prompts alone*"],
             product_row("gate", 14336, 4096, 512), product_row("gate", 14336, 4096, 2048),
             product_row("down", 4096, 14336, 512), product_row("down", 4096, 14336, 2048)]
     width = HEAD.count("|") - 1

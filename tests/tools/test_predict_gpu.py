@@ -100,6 +100,17 @@ class Model(unittest.TestCase):
         self.assertAlmostEqual(gpu.product(gpu.H200, 512, 1024, 4096), 4096 * wave / 4)    # 4 x 4, so quarter tiles: 4 x 16
         self.assertAlmostEqual(gpu.product(gpu.DEVICES["Orin"], 1, 4096, 4096), 2 * 4096 * 4096 / (204.8e3 * 0.85 * 4.3503 / 4.5126))
 
+    def test_products_as_one(self):
+        wave = 2 * 128 * 256 * 4096 / (781.6e6 / 132)  # us of 4,096 columns: 45.33
+        apart, one = (gpu.step(gpu.H200, gpu.M8B, 2048, as_one) for as_one in (False, True))
+        self.assertAlmostEqual(apart["tiles"], 32 * (2 + 1 + 1 + 2 + 7 + 7 + 2 * 3.5) * wave)  # 256, 64, 64, 256, 896, 896, 256 tiles
+        self.assertAlmostEqual(one["tiles"], 32 * (3 + 2 + 14 + 2 * 3.5) * wave)               # 384, 256, 1,792, 256
+        self.assertAlmostEqual((apart["kernels"] - one["kernels"]) / gpu.KERNEL, 32 * 4)
+        # A row and layer: k and v to RoPE and the cache, q and back; three preparations of 4,096; 14,336 of gate and up.
+        self.assertEqual(gpu.between(gpu.M8B, False), 6144 * 4 + 4096 * 4 + 2048 * 2 + 3 * 4096 * 8 + 14336 * (12 + 8))
+        self.assertEqual(gpu.between(gpu.M8B, True), 6144 * 4 + 4096 * 4 + 2048 * 2 + 3 * 4096 * 6 + 14336 * 10)
+        self.assertEqual(gpu.step(gpu.H200, gpu.M8B, 128, True)["between"], 0)  # in L2
+
     def test_a_slower_clock_and_a_late_beginning(self):
         self.assertAlmostEqual(gpu.DEVICES["Orin"].kernel, 0.75 + 4.9913 * 1.75 / 1.3 + 1.2, places=3)
         self.assertEqual(gpu.DEVICES["H100"].kernel, gpu.KERNEL)
