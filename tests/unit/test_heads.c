@@ -290,9 +290,9 @@ Test(heads, take_the_bytes_of_equal_ones)
     }
 }
 
-/* Two backends' sums differ in their last bits, so these are nearly the same, not the same. Under kv8
- * a CPU with byte products rounds queries to 8 bits, too, and a slot may go to another head: log
- * probabilities were 0.12 apart at most. */
+/* Two backends' sums differ in their last bits, so these are nearly the same, not the same. Under
+ * kv8 a CPU with byte products rounds queries to 8 bits, too, and a slot may go to another head:
+ * log probabilities were 0.12 apart at most. */
 Test(heads, as_the_reference)
 {
     int32_t ids[N_PROMPT];
