@@ -15,7 +15,7 @@
 #include <emu_lt.cuh>
 #endif
 
-enum { LT_SHAPES = 64, LT_ALIGN = 16 };
+enum { LT_SHAPES = 128, LT_ALIGN = 16 };
 
 #define LT_CALLS(X)                                                                                \
     X(Create)                                                                                      \

@@ -61,14 +61,6 @@ static bool straight(const struct gemm_part *to)
     return to->ldy == lt_sums_ld(to->n_rows) && reinterpret_cast<uintptr_t>(to->y) % LT_ALIGN == 0;
 }
 
-/* Where lt_pass leaves rows for their reader: behind the pieces. */
-static uint16_t *passed_rows(const struct cuda *cu)
-{
-    uint64_t cols = ((uint64_t)cu->limits.max_cols + 255) / 256 * 256;
-
-    return cu->scratch.xh + 2 * (uint64_t)cuda_prepared_rows(&cu->limits) * cols;
-}
-
 /* What gate and up give, in bf16, as prepare_rows would make it of y: four outputs a thread. */
 CUDA_KERNEL void __launch_bounds__(FINISH_THREADS)
     lt_pass(struct gemm p, struct lt_sums s, uint16_t *to)
@@ -109,8 +101,8 @@ static int pass(struct cuda *cu, const struct gemm *p, const struct lt_sums &s, 
 {
     dim3 grid(cuda_div_up((uint64_t)p->part[0].n_rows, FINISH_ROWS), (unsigned)n);
 
-    cu->passed = {cu->passing, p->part[0].y, passed_rows(cu)};
-    CUDA_LAUNCH(cu, grid, dim3(FINISH_THREADS), 0, lt_pass, *p, s, passed_rows(cu));
+    cu->passed = {cu->passing, p->part[0].y, cu->scratch.passed};
+    CUDA_LAUNCH(cu, grid, dim3(FINISH_THREADS), 0, lt_pass, *p, s, cu->scratch.passed);
     return cuda_launched(cu, "lt_pass");
 }
 
@@ -234,8 +226,11 @@ static bool any_sum(const struct gemm *p, bool bf16)
     return any;
 }
 
-/* The rows of a call do not decide. Outputs that the library would write one by one, but cannot in
- * one product, stay apart: to bring them there from sums in scratch takes as long as is won. */
+/* Only what the model says is one (ops_weight_desc.joins): q, k and v, or gate and up. Others of
+ * a call, as stores that are filled together, could fit a shape by chance, and their rows' bits
+ * would depend on how many they are. The rows of a call do not decide. Outputs that the library
+ * would write one by one, but cannot in one product, stay apart: to bring them there from sums in
+ * scratch takes as long as is won. */
 static struct lt_joined join(const struct cuda *cu, const struct gemm *p,
                              const struct ops_weight *const *weights)
 {
@@ -255,7 +250,7 @@ static struct lt_joined join(const struct cuda *cu, const struct gemm *p,
         }
         n_rows += p->part[i].n_rows;
     }
-    if (p->n_parts < 2 || n_rows > INT32_MAX / 2) {
+    if (p->n_parts != (p->gated ? 2 : 3) || n_rows > INT32_MAX / 2) {
         return j;
     }
     s = lt_find(cu->lt, (int32_t)n_rows, p->n_cols, lt_sums_ld((int32_t)n_rows), bf16);

@@ -44,7 +44,8 @@ struct cuda_scratch {
     uint8_t *xq;      /* (2, max_rows, x_pad): int8 codes in fragment order, then what they left */
     float *xd;        /* (max_rows, x_pad / 32): scale of a block */
     float *xs;        /* (max_rows, x_pad / 32): its sum */
-    uint16_t *xh;     /* (3, max_rows, x_pad): 16-bit pieces, and rows that are passed on */
+    uint16_t *xh;     /* (2, max_rows, x_pad): 16-bit pieces */
+    uint16_t *passed; /* (max_rows, x_pad): what one matmul leaves for the next (cuda_passed) */
     float *xe;        /* (max_rows): factor that the f16 pieces were divided by; a norm's */
     uint8_t *row_codes; /* two rows of codes, which kernels make for the next one (codes.cuh) */
     float *part;      /* decode attention: (max_decode, heads, chunks, dim + 4) */

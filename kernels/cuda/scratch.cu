@@ -5,8 +5,9 @@
  * cuda_scratch() counts when it is given no base, and deals out addresses when it is given one;
  * both take the same way. Each part begins at a multiple of 256 bytes, and has none where the
  * limits exclude what needs it. A piece (memory.cu) may overwrite what comes before `bytes`, as
- * long as no operation runs. Counters lie behind it, because launches leave them at zero and expect
- * that. */
+ * long as no operation runs: also between two operations of a step, which may be held up for an
+ * export. So behind it lie rows that one operation leaves for the next, and counters, which
+ * launches leave at zero and expect so. */
 
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/backend.cuh"
@@ -80,7 +81,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, struct cuda_lt_use lt, uin
     take(&t, 2 * rows * cols, &ret->xq);
     take(&t, rows * cols / 32, &ret->xd);
     take(&t, rows * cols / 32, &ret->xs);
-    take(&t, 3 * rows * cols, &ret->xh);
+    take(&t, 2 * rows * cols, &ret->xh);
     take(&t, rows, &ret->xe);
     take(&t, 2 * CUDA_CODES_BYTES(cols), &ret->row_codes);
     take(&t, decode * heads * chunks * (at_least_one(l->max_head_dim) + 4), &ret->part);
@@ -120,6 +121,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, struct cuda_lt_use lt, uin
     take(&t, (uint64_t)CUDA_SAMPLE_ROWS * CUDA_SAMPLE_GROUPS, &ret->sample_mass);
     take(&t, (uint64_t)CUDA_SAMPLE_ROWS * 2, &ret->sample_bounds);
     ret->bytes = t.used;
+    take(&t, rows * cols, &ret->passed);
     take(&t, 3 * heads, &ret->arrived);
     take(&t, CUDA_SAMPLE_ROWS, &ret->sample_arrived);
     ret->n_observed = (int32_t)observed;
